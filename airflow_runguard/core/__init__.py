@@ -1,0 +1,1 @@
+"""The engine: plain Python, psycopg and redis. Never imports Airflow."""

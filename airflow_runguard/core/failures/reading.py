@@ -1,0 +1,89 @@
+"""Safe reads of objects that may do anything when they are looked at; no exception leaves this room.
+
+Only ``Exception`` is caught: a kill or a task's timeout that strikes in here belongs to the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+
+def read(thing: object, *path: str) -> Any:
+    """``thing.a.b.c``, or ``None`` wherever that does not work."""
+    try:
+        for name in path:
+            if thing is None:
+                return None
+            thing = getattr(thing, name, None)
+    except Exception:
+        return None
+    return thing
+
+
+def item(mapping: object, key: str) -> Any:
+    if mapping is None:
+        return None
+    try:
+        return mapping[key]  # type: ignore[index]
+    except Exception:
+        return None
+
+
+def text(thing: object) -> str:
+    try:
+        return str.__str__(str(thing))
+    except Exception:
+        return ""
+
+
+# Reading class names is most of the work, and the same few classes come again and again.
+_KNOWN_TYPES: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
+
+
+def type_keys(cls: type) -> frozenset[str]:
+    """The class and its bases as the rules name them."""
+    keys = _KNOWN_TYPES.get(cls)
+    if keys is None:
+        keys = _KNOWN_TYPES[cls] = frozenset(map(type_key, cls.__mro__))
+    return keys
+
+
+def type_key(cls: type) -> str:
+    """The class as the rules name it: ``<top package>.<class name>``."""
+    module, name = read(cls, "__module__"), read(cls, "__name__")
+    if not isinstance(module, str) or not isinstance(name, str):
+        return "unreadable.type"
+    return f"{module.partition('.')[0]}.{name}"
+
+
+def response_status(response: object) -> int | None:
+    for name in ("status_code", "status"):
+        number = http_status(read(response, name))
+        if number is not None:
+            return number
+    return None
+
+
+def errors(values: object) -> list[BaseException]:
+    return [value for value in sequence(values) if isinstance(value, BaseException)]
+
+
+def sequence(value: object) -> Iterable[Any]:
+    """A list or tuple, and nothing that computes, streams or never ends."""
+    return value if isinstance(value, list | tuple) else ()
+
+
+def integer(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        return None
+    try:
+        return int(value)
+    except Exception:
+        return None
+
+
+def http_status(value: object) -> int | None:
+    number = integer(value) if isinstance(value, int) else None
+    return number if number is not None and 100 <= number <= 599 else None

@@ -1,0 +1,293 @@
+-- Entering a record (P1, P2, P5, P8, P11): one function call, one transaction, every decision on one row.
+
+-- Whether a doubtful call may be sent again under its own vendor key (on_doubt = 'replay', else p_key_lifetime is
+-- null): while the vendor still remembers the key, and not after the same answer has come back.
+create or replace function runguard.may_resend(c runguard.call, p_key_lifetime interval) returns boolean
+language sql volatile as $$
+    select p_key_lifetime is not null and clock_timestamp() < c.first_intent_at + p_key_lifetime and not c.same_again
+$$;
+
+create or replace function runguard.holder_of(r runguard.record) returns text language sql stable as $$
+    select format('%s.%s run %s try %s on %s:%s, since %s', r.dag_id, r.task_id, r.run_id, r.try_number, r.host, r.pid,
+                  to_char(r.claimed_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
+$$;
+create or replace function runguard.silent_holder(r runguard.record) returns text language sql stable as $$
+    select format('its holder stopped renewing the lease with %s call(s) open (%s)', r.open_calls, runguard.holder_of(r))
+$$;
+
+-- running -> in_doubt: its calls may have happened. The fence is not raised, so that the last caller may still settle
+-- its own call; open_calls keeps counting what is open.
+create or replace function runguard.move_to_doubt(r runguard.record, p_actor text, p_reason text) returns void
+language plpgsql as $$
+begin
+    update runguard.call c set state = 'in_doubt', effect = 'unknown',
+           first_unknown_at = coalesce(c.first_unknown_at, clock_timestamp()),
+           failure_class = coalesce(c.failure_class, 'unknown')
+     where c.record_id = r.id and c.generation = r.generation and c.state = 'started';
+    update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown',
+           first_unknown_at = coalesce(first_unknown_at, clock_timestamp()),
+           needs_person = (on_doubt = 'ask'), lease_until = null, hold_until = null, handed_over = false,
+           error = p_reason
+     where id = r.id returning * into r;
+    perform runguard.book(r, 'in_doubt', p_actor, p_reason);
+end $$;
+
+-- Starts one call under a held record whose row the caller has locked; books its intent in the call's own line.
+-- Says 'run', or why not: 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed'.
+create or replace function runguard.start_call(
+    r runguard.record, p_name text, p_intent text, p_max_call_time interval, p_key_lifetime interval,
+    out verdict text, out c runguard.call
+) language plpgsql as $$
+declare
+    v_now timestamptz := clock_timestamp();
+begin
+    select * into c from runguard.call k where k.record_id = r.id and k.generation = r.generation and k.name = p_name;
+    if c.record_id is null then
+        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at)
+        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now)
+        returning * into c;
+        verdict := 'run';
+        return;
+    end if;
+    verdict := case c.state
+        when 'done' then 'replay'
+        when 'started' then 'open'
+        when 'in_doubt' then case when runguard.may_resend(c, p_key_lifetime) then 'run' else 'in_doubt' end
+        when 'paused' then case when c.resume_at <= v_now then 'run' else 'paused' end
+        when 'failed' then case when c.effect = 'not_applied' then 'run' else 'failed' end
+        else 'run' end;
+    if verdict = 'run' then
+        -- A new vendor key only after a proven final refusal; whatever was unknown goes out under the same key.
+        update runguard.call k set state = 'started', fence = r.fence, intent = p_intent, intent_at = v_now,
+               no_later_than = v_now + p_max_call_time, outcome_at = null, resume_at = null, final = false,
+               attempt = k.attempt + k.final::int,
+               first_intent_at = case when k.final or k.first_intent_at is null then v_now else k.first_intent_at end
+         where k.record_id = r.id and k.generation = r.generation and k.name = p_name
+        returning * into c;
+    end if;
+end $$;
+
+-- The claim. Refusals and replays come from the plain look at the row: they write and lock nothing. A grant is decided
+-- again on the newest row under its lock. 'again' never leaves this function: a lost race is looked at anew.
+create or replace function runguard.claim(
+    p_deployment text, p_namespace text, p_key text,
+    p_payload_version smallint, p_payload_digest text, p_payload_fields text, p_payload_readable text,
+    p_calls text, p_store_result text, p_on_doubt text,
+    p_nonce text, p_ti_id text, p_dag_id text, p_task_id text, p_run_id text, p_try_number integer, p_map_index integer,
+    p_host text, p_pid integer, p_actor text, p_run_at timestamptz,
+    p_lease interval, p_max_hold interval, p_max_claims integer, p_max_call_time interval, p_key_lifetime interval,
+    out verdict text, out reason text, out now timestamptz, out record_id bigint, out generation integer,
+    out fence bigint, out attempt integer, out until timestamptz, out holder text, out store_result text,
+    out result bytea, out result_missing text, out payload_fields text
+) language plpgsql as $$
+#variable_conflict use_column
+declare
+    m        runguard.meta;
+    r        runguard.record;
+    c        runguard.call;
+    s        record;
+    locked   boolean := false;
+    bound    boolean;
+    reenters boolean;
+    expired  boolean;
+    resend   boolean;
+    started  text;
+begin
+    perform runguard.pin();
+    select * into strict m from runguard.meta;
+    reason := runguard.lost_time(m);
+    if reason <> '' then
+        verdict := 'lost_time';
+        now := clock_timestamp();
+        return;
+    end if;
+    loop
+        if locked then
+            select * into r from runguard.record k
+             where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
+        else
+            select * into r from runguard.record k
+             where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key;
+        end if;
+        now := clock_timestamp();
+
+        if not found then
+            perform runguard.open_for_writing();
+            if m.unknown_before is not null and p_run_at is not null and p_run_at < m.unknown_before then
+                -- Absent, but the ledger lost the time in which it may have been done.
+                insert into runguard.record (deployment, namespace, key, state, effect, failure_class, first_unknown_at,
+                    needs_person, calls, on_doubt, payload_version, payload_digest, payload_fields, payload_readable,
+                    store_result, dag_id, task_id, run_id, error, digest)
+                values (p_deployment, p_namespace, p_key, 'in_doubt', 'unknown', 'unknown', clock_timestamp(),
+                    true, p_calls, p_on_doubt, p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable,
+                    p_store_result, p_dag_id, p_task_id, p_run_id,
+                    'the ledger lost the time in which this may have been done', '')
+                on conflict do nothing returning * into r;
+                if found then
+                    perform runguard.book(r, 'in_doubt', p_actor, r.error);
+                end if;
+                continue;
+            end if;
+            insert into runguard.record (deployment, namespace, key, state, fence, claims, open_calls,
+                nonce, ti_id, dag_id, task_id, run_id, try_number, map_index, host, pid,
+                claimed_at, lease_until, hold_until, no_later_than, first_intent_at, calls, on_doubt,
+                payload_version, payload_digest, payload_fields, payload_readable, store_result, digest)
+            values (p_deployment, p_namespace, p_key, 'running', 1, 1, (p_calls = 'body')::int,
+                p_nonce, p_ti_id, p_dag_id, p_task_id, p_run_id, p_try_number, p_map_index, p_host, p_pid,
+                now, now + least(p_lease, p_max_hold), now + p_max_hold,
+                case when p_calls = 'body' then now + p_max_call_time end, case when p_calls = 'body' then now end,
+                p_calls, p_on_doubt,
+                p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, '')
+            on conflict do nothing returning * into r;
+            if not found then
+                continue;                       -- somebody was first: look at what they wrote
+            end if;
+            verdict := 'run';
+            if p_calls = 'body' then
+                select * into s from runguard.start_call(r, 'body', null, p_max_call_time, null);
+                started := s.verdict;
+                c := s.c;
+            end if;
+            perform runguard.book(r, 'claimed', p_actor);
+            exit;
+        end if;
+
+        reason := runguard.broken(r);
+        if reason <> '' then
+            verdict := 'broken';
+            exit;
+        end if;
+
+        bound := r.first_intent_at is not null and not r.payload_accepted;
+        if bound and (r.payload_version <> p_payload_version or r.payload_digest <> p_payload_digest) then
+            verdict := 'refused';
+            reason := 'payload';
+            payload_fields := r.payload_fields;
+            exit;
+        end if;
+
+        reenters := false;
+        expired := false;
+        resend := false;
+        verdict := null;
+        if r.state = 'done' and r.payload_accepted and r.payload_digest <> p_payload_digest and locked then
+            update runguard.record k set payload_version = p_payload_version, payload_digest = p_payload_digest,
+                   payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false
+             where k.id = r.id returning * into r;
+            perform runguard.book(r, 'payload_changed', p_actor, 'accepted by a person');
+            continue;
+        elsif r.state = 'done' and not (r.payload_accepted and r.payload_digest <> p_payload_digest) then
+            verdict := 'replay';
+            store_result := r.store_result;
+            result := r.result;
+            result_missing := r.result_missing;
+        elsif r.state = 'failed' and r.effect <> 'not_applied' then
+            verdict := 'refused';
+            reason := 'failed';
+        elsif r.state = 'paused' and r.resume_at > now then
+            verdict := 'paused';
+            until := r.resume_at;
+        elsif r.state = 'in_doubt' then
+            select bool_and(runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
+             where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
+            resend := coalesce(resend, false);
+            if not resend then
+                verdict := 'in_doubt';
+                reason := r.error;
+                until := case when r.no_later_than > now then r.no_later_than end;
+            end if;
+        elsif r.state = 'running' then
+            if r.nonce = p_nonce then
+                verdict := 'run';               -- my own claim, whose answer was lost: nothing is written twice
+                select * into c from runguard.call k
+                 where k.record_id = r.id and k.generation = r.generation and k.name = 'body';
+                exit;
+            end if;
+            reenters := r.handed_over and r.ti_id = p_ti_id and p_ti_id <> '';
+            expired := r.lease_until <= now;
+            if not reenters and not expired then
+                verdict := 'busy';
+                until := r.lease_until;
+                holder := runguard.holder_of(r);
+            end if;
+        end if;
+        exit when verdict is not null;
+        if not locked then
+            locked := true;                     -- it looks claimable: decide again on the newest row
+            perform runguard.open_for_writing();
+            continue;
+        end if;
+
+        if expired and not reenters and (r.open_calls > 0 or r.first_unknown_at is not null) then
+            perform runguard.move_to_doubt(r, p_actor, runguard.silent_holder(r));
+            continue;
+        elsif not reenters and r.claims >= p_max_claims then
+            if r.state = 'in_doubt' then
+                verdict := 'in_doubt';
+                reason := format('claimed %s times without an outcome', r.claims);
+                exit;
+            end if;
+            if r.state <> 'running' then        -- only a running record may fail; enter it to say so
+                update runguard.record k set state = 'running', fence = k.fence + 1, nonce = p_nonce, lease_until = now
+                 where k.id = r.id;
+            end if;
+            update runguard.record k set state = 'failed', failure_class = 'processing', effect = 'not_applied',
+                   needs_person = true, lease_until = null, hold_until = null, handed_over = false, claims = 0,
+                   error = format('claimed %s times without any outcome: something kills its worker', r.claims)
+             where k.id = r.id returning * into r;
+            perform runguard.book(r, 'poison', p_actor, r.error);
+            verdict := 'refused';
+            reason := 'poison';
+            exit;
+        end if;
+
+        if r.payload_digest <> p_payload_digest or r.payload_version <> p_payload_version then
+            perform runguard.book(r, 'payload_changed', p_actor, '',
+                                  json_build_object('from', r.payload_digest, 'to', p_payload_digest)::text);
+        end if;
+        if resend then
+            -- The open calls of a dead holder go out again under their own keys; what is unknown stays unknown.
+            perform runguard.book(r, 'resend', p_actor, 'repeating was declared safe (on_doubt = replay)');
+        end if;
+        update runguard.record k set state = 'running', fence = k.fence + 1,
+               claims = case when reenters then k.claims else k.claims + 1 end,
+               nonce = p_nonce, ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id,
+               try_number = p_try_number, map_index = p_map_index, host = p_host, pid = p_pid, handed_over = false,
+               claimed_at = now, lease_until = now + least(p_lease, p_max_hold), hold_until = now + p_max_hold,
+               resume_at = null, failure_class = null, effect = null, needs_person = false, error = '', evidence = '',
+               calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
+               payload_version = p_payload_version, payload_digest = p_payload_digest,
+               payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false,
+               open_calls = case when reenters then k.open_calls when p_calls = 'body' then 1 else 0 end,
+               no_later_than = case when p_calls = 'body' then greatest(k.no_later_than, now + p_max_call_time)
+                                    else k.no_later_than end,
+               first_intent_at = case when p_calls = 'body' then coalesce(k.first_intent_at, now)
+                                      else k.first_intent_at end
+         where k.id = r.id returning * into r;
+        if p_calls = 'body' and reenters then
+            -- The body goes on where it waited: its call stays open, under the new fence.
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time
+             where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
+        elsif p_calls = 'body' then
+            select * into s from runguard.start_call(r, 'body', null, p_max_call_time, p_key_lifetime);
+                started := s.verdict;
+                c := s.c;
+            if started <> 'run' then
+                raise exception 'record %: its body is % although the record was claimable', r.id, started;
+            end if;
+        elsif reenters then
+            update runguard.call k set fence = r.fence
+             where k.record_id = r.id and k.generation = r.generation and k.state = 'started';
+        end if;
+        perform runguard.book(r, case when reenters then 'reentered' when expired then 'taken_over' else 'claimed' end, p_actor);
+        verdict := 'run';
+        exit;
+    end loop;
+    record_id := r.id;
+    generation := r.generation;
+    fence := r.fence;
+    attempt := c.attempt;
+    if verdict = 'run' then
+        until := r.lease_until;
+    end if;
+end $$;

@@ -1,0 +1,279 @@
+-- What people (and reconcilers) may change (P13): each books who, when and why in the same transaction. Every function
+-- answers one word; anything but 'ok' changed nothing.
+
+-- p_call = null: the whole record happened, or did not. Otherwise only that call; once no other call is in doubt the
+-- record goes to pending, and the next run goes on after it.
+create or replace function runguard.resolve(
+    p_record_id bigint, p_seen_fence bigint, p_answer text, p_call text, p_result bytea, p_reference text,
+    p_actor text, p_reason text, p_force boolean
+) returns text language plpgsql as $$
+declare
+    r      runguard.record;
+    v_left integer;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
+        return 'moved';
+    elsif not (r.state = 'in_doubt' or (r.state = 'failed' and p_answer = 'happened')) then
+        return 'not_in_doubt';
+    elsif p_answer = 'did_not_happen' and r.no_later_than > clock_timestamp() and not p_force then
+        return 'too_early';
+    elsif p_call is not null and not exists (select from runguard.call c where c.record_id = r.id
+              and c.generation = r.generation and c.name = p_call and c.state in ('started', 'in_doubt', 'failed')) then
+        return 'no_such_call';
+    end if;
+
+    update runguard.call c set
+           state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
+           effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
+           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false,
+           external_id = coalesce(p_reference, c.external_id),
+           result = case when p_answer = 'happened' and p_call is not null then p_result end,
+           result_digest = case when p_answer = 'happened' and p_call is not null then sha256(p_result) end,
+           result_missing = case when p_answer = 'happened' and (p_call is null or p_result is null)
+                                 then 'resolved by hand without a result' end
+     where c.record_id = r.id and c.generation = r.generation
+       and (c.name = p_call or (p_call is null and c.state in ('started', 'in_doubt')));
+    select count(*) into v_left from runguard.call c
+     where c.record_id = r.id and c.generation = r.generation and c.state in ('started', 'in_doubt');
+
+    if p_call is not null and v_left > 0 then
+        update runguard.record set open_calls = (select count(*) from runguard.call c where c.record_id = r.id
+               and c.generation = r.generation and c.state in ('started', 'in_doubt') and c.outcome_at is null)
+         where id = r.id returning * into r;
+    elsif p_answer = 'happened' and p_call is null then
+        update runguard.record set state = 'done', effect = 'applied', failure_class = null, completeness = 'full',
+               needs_person = false, open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0,
+               claims = 0, finished_at = clock_timestamp(), result = case when store_result = 'all' then p_result end,
+               result_digest = case when store_result <> 'none' then sha256(p_result) end,
+               result_missing = case when p_result is null and store_result <> 'none'
+                                     then 'resolved by hand without a result' end, error = '', evidence = p_reason
+         where id = r.id returning * into r;
+    elsif p_answer = 'failed' then
+        update runguard.record set state = 'failed', effect = 'unknown', failure_class = coalesce(failure_class, 'unknown'),
+               needs_person = false, open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0,
+               evidence = p_reason
+         where id = r.id returning * into r;
+    else
+        if r.state = 'failed' then              -- failed -> pending is reopen's; go by way of doubt, which is what it was
+            update runguard.record set state = 'in_doubt', effect = 'unknown', needs_person = false,
+                   first_unknown_at = clock_timestamp() where id = r.id;
+        end if;
+        update runguard.record set state = 'pending', effect = null, failure_class = null, needs_person = false,
+               open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0, claims = 0,
+               evidence = p_reason
+         where id = r.id returning * into r;
+    end if;
+    perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
+        'answer', p_answer, 'call', p_call, 'reference', p_reference, 'forced', p_force)::text);
+    return 'ok';
+end $$;
+
+-- Orders the work anew: a new generation with new vendor keys. Two orders that saw the same generation make one.
+create or replace function runguard.reopen(
+    p_record_id bigint, p_seen_generation integer, p_again_although_applied boolean, p_actor text, p_reason text
+) returns text language plpgsql as $$
+declare
+    r   runguard.record;
+    old runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif r.generation <> p_seen_generation then
+        return 'moved';
+    elsif r.state not in ('done', 'failed') then
+        return 'not_finished';
+    elsif r.effect <> 'not_applied' and not p_again_although_applied then
+        return 'applied';
+    end if;
+    old := r;
+    update runguard.record set state = 'pending', generation = generation + 1, failure_class = null, effect = null,
+           completeness = 'none', needs_person = false, claims = 0, pauses = 0, late_applied = 0, first_intent_at = null,
+           first_unknown_at = null, no_later_than = null, resume_at = null, finished_at = null, result = null,
+           result_digest = null, result_missing = null, error = '', evidence = '', payload_accepted = false
+     where id = r.id returning * into r;
+    perform runguard.book(r, 'reopened', p_actor, p_reason, json_build_object(
+        'state', old.state, 'finished_at', old.finished_at, 'payload', old.payload_readable, 'error', old.error,
+        'result', encode(old.result, 'escape'), 'result_missing', old.result_missing)::text);
+    return 'ok';
+end $$;
+
+-- Takes a record from its holder. Safe also while that one lives: the next claim raises the fence, and what it has open
+-- goes to in_doubt, not to the next holder.
+create or replace function runguard.release(p_record_id bigint, p_seen_fence bigint, p_actor text, p_reason text) returns text
+language plpgsql as $$
+declare
+    r runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
+        return 'moved';
+    elsif r.state <> 'running' then
+        return 'not_running';
+    elsif r.open_calls > 0 or r.first_unknown_at is not null then
+        perform runguard.move_to_doubt(r, p_actor, 'released with a call open: ' || p_reason);
+        return 'ok';
+    end if;
+    update runguard.record set state = 'pending', lease_until = null, hold_until = null, handed_over = false, claims = 0
+     where id = r.id returning * into r;
+    perform runguard.book(r, 'released', p_actor, p_reason);
+    return 'ok';
+end $$;
+
+-- The way out of "broken": a person accepts the line as it stands, or says what state it is to have. p_seen_digest is
+-- the digest of the line that the person was shown (what it has now, not what it should have).
+create or replace function runguard.repair(
+    p_record_id bigint, p_seen text, p_state text, p_actor text, p_reason text
+) returns text language plpgsql as $$
+declare
+    r   runguard.record;
+    old runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) = '' then
+        return 'not_broken';
+    elsif encode(sha256(convert_to(r::text, 'UTF8')), 'hex') <> p_seen then
+        return 'moved';
+    end if;
+    old := r;
+    perform set_config('runguard.writing', 'repair', true);
+    if p_state is null then
+        update runguard.record set row_version = 1, digest_version = 1,
+               result_digest = case when result is null then result_digest else sha256(result) end
+         where id = r.id returning * into r;
+    else
+        update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
+               handed_over = false, open_calls = 0, resume_at = null,
+               first_unknown_at = case when p_state = 'in_doubt' then clock_timestamp() end,
+               effect = case p_state when 'done' then 'applied' when 'in_doubt' then 'unknown' when 'failed' then 'unknown' end,
+               failure_class = case when p_state in ('in_doubt', 'failed') then 'unknown' end,
+               needs_person = p_state in ('in_doubt', 'failed'),
+               completeness = case when p_state = 'done' then 'full' else 'none' end,
+               finished_at = case when p_state = 'done' then clock_timestamp() end,
+               result = case when p_state = 'done' then result end,
+               result_digest = case when p_state = 'done' then sha256(result) end,
+               result_missing = case when p_state = 'done' and result is null then 'repaired by hand without a result' end
+         where id = r.id returning * into r;
+    end if;
+    if runguard.broken(r) <> '' then
+        raise exception 'record %: it would still be broken: %', r.id, runguard.broken(r) using errcode = 'RG002';
+    end if;
+    perform runguard.book(r, 'repaired', p_actor, p_reason, json_build_object('old', to_json(old))::text);
+    return 'ok';
+end $$;
+
+-- Lets the next claim bring another payload: a done record then answers to the new shape; one that is proven not
+-- applied runs with it, under a new vendor key.
+create or replace function runguard.accept_payload(p_record_id bigint, p_actor text, p_reason text) returns text
+language plpgsql as $$
+declare
+    r runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif r.first_unknown_at is not null or r.open_calls > 0 or r.state in ('running', 'in_doubt')
+       or (r.state = 'failed' and r.effect <> 'not_applied') then
+        return 'unknown_effect';
+    end if;
+    update runguard.call c set final = true where c.record_id = r.id and c.generation = r.generation
+       and c.state in ('pending', 'failed', 'paused') and c.effect = 'not_applied';
+    update runguard.record set payload_accepted = true where id = r.id returning * into r;
+    perform runguard.book(r, 'payload_accepted', p_actor, p_reason);
+    return 'ok';
+end $$;
+
+-- Gives a record another name (a DAG was renamed). The vendor keys change with the name, so nothing may be under way.
+create or replace function runguard.rename(
+    p_record_id bigint, p_namespace text, p_key text, p_actor text, p_reason text
+) returns text language plpgsql as $$
+declare
+    r   runguard.record;
+    old runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif r.state in ('running', 'in_doubt', 'paused') then
+        return 'under_way';
+    end if;
+    old := r;
+    begin
+        update runguard.record set namespace = p_namespace, key = p_key where id = r.id returning * into r;
+    exception when unique_violation then
+        return 'taken';
+    end;
+    perform runguard.book(r, 'renamed', p_actor, p_reason,
+                          json_build_object('from', json_build_array(old.namespace, old.key))::text);
+    return 'ok';
+end $$;
+
+-- P14. A witness is an event that somebody outside the ledger remembers, with the epoch it belongs to; if it is not
+-- there, the ledger went back in time, and says so from then on.
+create or replace function runguard.confront(p_epoch integer, p_event_id bigint, p_mark text) returns boolean
+language plpgsql as $$
+begin
+    if p_epoch < (select m.epoch from runguard.meta m)
+       or exists (select from runguard.event e where e.id = p_event_id and e.mark = p_mark) then
+        return true;
+    end if;
+    perform runguard.lose(format('event %s, which was committed before, is no longer in it', p_event_id));
+    return false;
+end $$;
+
+create or replace function runguard.lose(p_why text) returns void language plpgsql as $$
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    update runguard.meta set lost = p_why where lost is null;
+    if found then
+        insert into runguard.event (kind, actor, reason) values ('ledger_lost_time', 'ledger', p_why);
+    end if;
+end $$;
+
+-- p_lost_since = null: the person says that nothing was lost. Otherwise absent keys of runs older than now are in doubt
+-- from now on: they may have been done in the time that is gone.
+create or replace function runguard.acknowledge_restore(p_lost_since timestamptz, p_actor text, p_reason text) returns integer
+language plpgsql as $$
+declare
+    v_epoch integer;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    update runguard.meta m set system_identifier = w.system_identifier, timeline = w.timeline, database_oid = w.database_oid,
+           epoch = m.epoch + 1, lost = null,
+           unknown_before = case when p_lost_since is null then m.unknown_before else clock_timestamp() end
+      from runguard.whereabouts() w returning m.epoch into v_epoch;
+    insert into runguard.event (kind, actor, reason, detail) values ('restore_acknowledged', p_actor, p_reason,
+        json_build_object('lost_since', p_lost_since, 'epoch', v_epoch)::text);
+    return v_epoch;
+end $$;

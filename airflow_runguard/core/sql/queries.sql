@@ -1,0 +1,90 @@
+-- The statements that Python sends. A block begins with `-- name:`; parameters are psycopg's %(name)s.
+
+-- name: claim
+select * from runguard.claim(
+    %(deployment)s, %(namespace)s, %(key)s,
+    %(payload_version)s::smallint, %(payload_digest)s, %(payload_fields)s, %(payload_readable)s,
+    %(calls)s, %(store_result)s, %(on_doubt)s,
+    %(nonce)s, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(try_number)s::int, %(map_index)s::int,
+    %(host)s, %(pid)s::int, %(actor)s, %(run_at)s::timestamptz,
+    make_interval(secs => %(lease)s), make_interval(secs => %(max_hold)s), %(max_claims)s::int,
+    make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8))
+
+-- name: write
+select * from runguard.write(
+    %(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(nonce)s, make_interval(secs => %(lease)s),
+    %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
+    %(o_resume_after)s::float8[], %(o_error)s::text[], %(o_evidence)s::text[], %(o_result)s::bytea[], %(o_missing)s::text[],
+    %(i_name)s::text[], %(i_intent)s::text[], make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
+    %(to)s, %(class)s, %(effect)s, %(needs_person)s::boolean, %(resume_after)s::float8,
+    %(result)s::bytea, %(missing)s, %(completeness)s, %(error)s, %(evidence)s, make_interval(secs => %(hand_over)s::float8))
+
+-- name: sweep
+select * from runguard.sweep(%(actor)s, %(limit)s::int)
+
+-- name: resolve
+select runguard.resolve(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(call)s, %(result)s::bytea, %(reference)s,
+                        %(actor)s, %(reason)s, %(force)s) as verdict
+
+-- name: reopen
+select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
+
+-- name: release
+select runguard.release(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
+
+-- name: repair
+select runguard.repair(%(record_id)s, %(seen)s, %(state)s, %(actor)s, %(reason)s) as verdict
+
+-- name: accept_payload
+select runguard.accept_payload(%(record_id)s, %(actor)s, %(reason)s) as verdict
+
+-- name: rename
+select runguard.rename(%(record_id)s, %(namespace)s, %(key)s, %(actor)s, %(reason)s) as verdict
+
+-- name: acknowledge_restore
+select runguard.acknowledge_restore(%(lost_since)s::timestamptz, %(actor)s, %(reason)s) as epoch
+
+-- name: confront
+select runguard.confront(%(epoch)s::int, %(event_id)s::bigint, %(mark)s) as kept
+
+-- name: lose
+select runguard.lose(%(why)s)
+
+-- name: meta
+select m.*, runguard.lost_time(m) as lost_time,
+       clock_timestamp() as now, current_setting('transaction_isolation') as isolation,
+       current_setting('synchronous_commit') as synchronous_commit, current_setting('fsync') as fsync,
+       current_setting('full_page_writes') as full_page_writes, current_setting('server_version') as server_version,
+       current_setting('max_connections')::int as max_connections
+  from runguard.meta m
+
+-- name: schema_exists
+select to_regclass('runguard.meta') is not null as there
+
+-- name: find
+select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s
+
+-- name: find_key
+select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen
+  from runguard.record r
+ where r.deployment = %(deployment)s and (r.key = %(name)s or r.namespace || '/' || r.key = %(name)s)
+ order by r.id limit 20
+
+-- name: list
+select r.*, runguard.broken(r) as broken, '' as seen
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.id > %(after)s
+   and (%(state)s::text is null or r.state = %(state)s)
+   and (%(dag_id)s::text is null or r.dag_id = %(dag_id)s)
+   and (%(namespace)s::text is null or r.namespace = %(namespace)s)
+   and (%(prefix)s::text is null or starts_with(r.key, %(prefix)s))
+   and (not %(needs_person)s or r.needs_person or r.state = 'in_doubt')
+ order by r.id limit %(limit)s
+
+-- name: calls
+select c.* from runguard.call c where c.record_id = %(record_id)s order by c.generation, c.first_intent_at, c.name
+
+-- name: events
+select e.* from runguard.event e where e.record_id = %(record_id)s order by e.id

@@ -1,0 +1,139 @@
+-- The rules that hold for every write, whoever makes it: digest, transitions, fence. (create or replace: installed
+-- afresh by every `db upgrade`.)
+
+-- Which physical ledger a session is connected to. A new timeline is a failover or a restore; another system
+-- identifier or database is a copy.
+create or replace function runguard.whereabouts(
+    out system_identifier bigint, out timeline text, out database_oid bigint
+) language plpgsql as $$
+begin
+    system_identifier := (pg_control_system()).system_identifier;
+    timeline := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
+    database_oid := (select d.oid from pg_database d where d.datname = current_database());
+end $$;
+
+-- P14: why this ledger may not be used ('' = it may). A server process cannot move to another system or database, so
+-- those two are looked at once a process; its timeline can change under it.
+create or replace function runguard.lost_time(m runguard.meta) returns text language plpgsql as $$
+declare
+    w runguard.meta;
+    v_seen text := m.installation || ':' || m.epoch;
+begin
+    if m.lost is not null then
+        return m.lost;
+    elsif current_setting('runguard.seen', true) is distinct from v_seen then
+        select * into w.system_identifier, w.timeline, w.database_oid from runguard.whereabouts();
+        if m.system_identifier <> w.system_identifier or m.database_oid <> w.database_oid then
+            return 'the ledger was copied or restored: it is not on the server or database that it was set up on';
+        end if;
+        perform set_config('runguard.seen', v_seen, false);
+    end if;
+    if m.timeline <> substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) then
+        return 'the ledger failed over or was restored: its server runs on another timeline than before';
+    end if;
+    return '';
+end $$;
+
+-- One text for one value, the same under every TimeZone, DateStyle and float setting; the length keeps fields apart.
+create or replace function runguard.part(t text) returns text language sql immutable parallel safe as
+    $$ select case when t is null then '-' else length(t)::text || ':' || t end $$;
+create or replace function runguard.part(t timestamptz) returns text language sql immutable parallel safe as
+    $$ select case when t is null then '-' else (extract(epoch from t) * 1000000)::bigint::text || ';' end $$;
+
+-- The digest over the promised columns (version 1): not over lease, progress or anything merely shown.
+create or replace function runguard.record_digest(r runguard.record) returns bytea
+language plpgsql immutable parallel safe as $$
+begin
+    return sha256(convert_to(
+        r.row_version || ';' || runguard.part(r.deployment) || runguard.part(r.namespace) || runguard.part(r.key)
+        || r.generation || ';' || runguard.part(r.state) || runguard.part(r.failure_class) || runguard.part(r.effect)
+        || runguard.part(r.completeness) || r.needs_person::int || ';' || r.fence || ';' || r.open_calls || ';'
+        || runguard.part(r.no_later_than) || runguard.part(r.resume_at) || runguard.part(r.first_intent_at)
+        || runguard.part(r.first_unknown_at) || runguard.part(r.calls) || r.payload_version || ';'
+        || runguard.part(r.payload_digest) || r.payload_accepted::int || ';' || runguard.part(r.store_result)
+        || runguard.part(encode(r.result_digest, 'hex')) || runguard.part(r.result_missing), 'UTF8'));
+end $$;
+
+-- P8: why a line that is there cannot be read ('' = it can). Repeats the CHECKs, since a broken line may have lost them.
+create or replace function runguard.broken(r runguard.record) returns text
+language plpgsql immutable parallel safe as $$
+begin
+    if r.row_version <> 1 or r.digest_version <> 1 then
+        return format('its row is of version %s, which this ledger cannot read', greatest(r.row_version, r.digest_version));
+    elsif r.state not in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt') then
+        return format('its state is %L, which does not exist', r.state);
+    elsif runguard.record_digest(r) is distinct from r.digest then
+        return 'its digest does not match: it was changed outside airflow_runguard, or damaged';
+    elsif (r.state = 'running') <> (r.lease_until is not null)
+       or (r.state = 'done') <> (r.finished_at is not null)
+       or (r.state = 'failed' and (r.failure_class is null or r.effect is null))
+       or (r.state = 'paused' and r.resume_at is null)
+       or (r.state = 'in_doubt' and r.first_unknown_at is null)
+       or (r.open_calls > 0 and r.state not in ('running', 'in_doubt')) then
+        return format('its columns contradict its state %L', r.state);
+    elsif r.state = 'done' and r.store_result <> 'none' and r.result_digest is null and r.result_missing is null then
+        return 'it is done, but says nothing of its result';
+    elsif r.state = 'done' and r.store_result = 'all' and r.result is null and r.result_missing is null then
+        return 'it is done, but its result is gone';
+    elsif r.result is not null and sha256(r.result) is distinct from r.result_digest then
+        return 'its result was truncated or changed';
+    end if;
+    return '';
+end $$;
+
+-- Called first by every function that may write. The functions decide on rows that they read again after waiting for
+-- a lock, which only READ COMMITTED gives; and a commit that is not durable is no intent.
+create or replace function runguard.pin() returns void language plpgsql as $$
+begin
+    if current_setting('transaction_isolation') <> 'read committed' then
+        raise exception 'airflow_runguard needs READ COMMITTED, this session has %',
+            current_setting('transaction_isolation') using errcode = 'RG001';
+    end if;
+end $$;
+
+-- Turns on durable commit and marks this transaction's writes as ours, so that the trigger below renews the digest.
+create or replace function runguard.open_for_writing() returns void language plpgsql as $$
+begin
+    if current_setting('synchronous_commit') = 'off' then
+        perform set_config('synchronous_commit', 'on', true);
+    end if;
+    perform set_config('runguard.writing', 'on', true);
+end $$;
+
+create or replace function runguard.check_record() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'UPDATE' then
+        if new.fence < old.fence or new.generation < old.generation then
+            raise exception 'record %: fence and generation never fall', old.id;
+        end if;
+        if (new.state <> old.state or new.fence <> old.fence)
+           and current_setting('runguard.writing', true) is distinct from 'repair' then
+            if not exists (select from runguard.transition t where t.source = old.state and t.target = new.state) then
+                raise exception 'record %: no transition from % to %', old.id, old.state, new.state;
+            elsif new.state = 'running' and new.fence <= old.fence then
+                raise exception 'record %: every entry into running raises the fence', old.id;
+            elsif old.state = 'done' and new.generation = old.generation then
+                raise exception 'record %: done is left only by a new generation', old.id;
+            end if;
+        end if;
+    end if;
+    if current_setting('runguard.writing', true) in ('on', 'repair') then
+        new.updated_at := clock_timestamp();
+        new.digest := runguard.record_digest(new);
+    end if;
+    return new;
+end $$;
+create or replace trigger check_record before insert or update on runguard.record
+    for each row execute function runguard.check_record();
+
+-- Books an event in the transaction of the change it tells of; answers its number.
+create or replace function runguard.book(
+    r runguard.record, p_kind text, p_actor text, p_reason text default '', p_detail text default '{}', p_mark text default null
+) returns bigint language plpgsql as $$
+declare
+    v_id bigint;
+begin
+    insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail, mark)
+    values (r.id, r.generation, r.fence, p_kind, p_actor, p_reason, p_detail, p_mark) returning id into v_id;
+    return v_id;
+end $$;

@@ -1,0 +1,156 @@
+-- The ledger's tables. What must never be true of a line is a CHECK here; what must never happen to one is a trigger.
+-- Times are the database's clock_timestamp(), never a worker's; now() stands still while a statement waits for a lock.
+
+create schema if not exists runguard;
+
+-- Which ledger this is, and whether it still is the one it was (P14).
+create table runguard.meta (
+    one               boolean primary key default true check (one),
+    installation      uuid not null default gen_random_uuid(),      -- salts the vendor keys
+    deployment        text not null check (length(deployment) between 1 and 128),
+    schema_version    integer not null,
+    system_identifier bigint not null,
+    timeline          text not null,
+    database_oid      bigint not null,
+    epoch             integer not null default 1,                   -- rises when a person acknowledges lost time
+    lost              text,                                         -- why time is known to be lost; null = it is not
+    unknown_before    timestamptz                                   -- absent keys of runs older than this are in doubt
+);
+
+-- The arrows of the state machine; the rows come from TRANSITIONS in record.py.
+create table runguard.transition (
+    source text not null,
+    target text not null,
+    primary key (source, target)
+);
+
+create table runguard.record (
+    id               bigint generated always as identity primary key,
+    deployment       text not null,
+    namespace        text not null check (length(namespace) between 1 and 512),
+    key              text not null check (length(key) between 1 and 512),
+    generation       integer not null default 1 check (generation >= 1),
+    state            text not null
+        check (state in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt')),
+    failure_class    text
+        check (failure_class in ('timeout', 'quota', 'validation', 'processing', 'planning', 'unknown')),
+    effect           text check (effect in ('not_applied', 'unknown', 'applied')),
+    completeness     text not null default 'none' check (completeness in ('full', 'partial', 'none')),
+    needs_person     boolean not null default false,
+    fence            bigint not null default 0 check (fence >= 0),
+    claims           integer not null default 0 check (claims >= 0),        -- since the last booked outcome
+    pauses           integer not null default 0 check (pauses >= 0),        -- since the last progress
+    open_calls       integer not null default 0 check (open_calls >= 0),
+    late_applied     integer not null default 0,                            -- "applied" reported by stale holders
+    -- the holder, or the last one
+    nonce            text,
+    ti_id            text,
+    dag_id           text,
+    task_id          text,
+    run_id           text,
+    try_number       integer,
+    map_index        integer,
+    host             text,
+    pid              integer,
+    handed_over      boolean not null default false,        -- the holder waits in Airflow; the same ti_id may re-enter
+    claimed_at       timestamptz,
+    lease_until      timestamptz,
+    hold_until       timestamptz,                           -- max_hold: no renewal reaches beyond it
+    no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
+    resume_at        timestamptz,
+    first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
+    first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
+    -- the order
+    calls            text not null check (calls in ('body', 'explicit')),
+    on_doubt         text not null check (on_doubt in ('ask', 'replay', 'reconcile')),
+    payload_version  smallint not null,
+    payload_digest   text not null,
+    payload_fields   text not null,                         -- JSON: field -> digest
+    payload_readable text not null,                         -- JSON: what a person or a reconciler can look up by
+    payload_accepted boolean not null default false,        -- a person lets the next claim bring another payload
+    -- the result
+    store_result     text not null check (store_result in ('all', 'digest', 'none')),
+    result           bytea,
+    result_digest    bytea,
+    result_missing   text,                                  -- why a result that should be there is not
+    error            text not null default '',
+    evidence         text not null default '',
+    created_at       timestamptz not null default clock_timestamp(),
+    updated_at       timestamptz not null default clock_timestamp(),
+    finished_at      timestamptz,
+    row_version      smallint not null default 1,
+    digest_version   smallint not null default 1,
+    digest           bytea not null,
+    unique (deployment, namespace, key),
+    constraint running_has_a_lease check ((state = 'running') = (lease_until is not null)),
+    constraint running_has_a_holder check (state <> 'running' or (nonce is not null and fence > 0)),
+    constraint open_calls_are_dated check (open_calls = 0 or no_later_than is not null),
+    constraint open_calls_need_a_caller check (open_calls = 0 or state in ('running', 'in_doubt')),
+    constraint done_is_complete check
+        ((state = 'done') = (finished_at is not null) and (state <> 'done') = (completeness = 'none')),
+    constraint done_is_applied check (state <> 'done' or (effect = 'applied' and failure_class is null)),
+    constraint done_says_its_result check
+        (state <> 'done' or store_result = 'none' or result_digest is not null or result_missing is not null),
+    constraint results_have_a_digest check (result is null or result_digest is not null),
+    constraint failed_says_why check (state <> 'failed' or (failure_class is not null and effect is not null)),
+    constraint paused_says_until_when check (state <> 'paused' or resume_at is not null),
+    constraint doubt_has_a_beginning check
+        (state <> 'in_doubt' or (first_unknown_at is not null and effect = 'unknown')),
+    constraint only_trouble_needs_a_person check (not needs_person or state in ('failed', 'in_doubt'))
+) with (fillfactor = 70);
+
+-- Everything that may need somebody; renewals of a lease stay out of the index.
+create index record_unfinished on runguard.record (state, id) where state <> 'done';
+
+create table runguard.call (
+    record_id        bigint not null,
+    generation       integer not null,
+    name             text not null check (length(name) between 1 and 512),
+    state            text not null check (state in ('pending', 'started', 'done', 'failed', 'paused', 'in_doubt')),
+    attempt          integer not null default 1 check (attempt >= 1),      -- of the vendor key
+    fence            bigint not null,
+    intent           text,                                  -- JSON: readable arguments
+    external_id      text,                                  -- the vendor's own name for what was submitted
+    intent_at        timestamptz,
+    no_later_than    timestamptz,
+    first_intent_at  timestamptz,                           -- under this vendor key
+    first_unknown_at timestamptz,
+    outcome_at       timestamptz,
+    resume_at        timestamptz,
+    failure_class    text,
+    effect           text,
+    final            boolean not null default false,        -- refused for good: the vendor keeps that answer
+    same_again       boolean not null default false,        -- sent again, the same unknown answer came back
+    error            text not null default '',
+    evidence         text not null default '',
+    result           bytea,
+    result_digest    bytea,
+    result_missing   text,
+    primary key (record_id, generation, name),
+    constraint doubt_has_a_beginning check (state <> 'in_doubt' or first_unknown_at is not null),
+    constraint started_is_dated check (state <> 'started' or (intent_at is not null and no_later_than is not null))
+) with (fillfactor = 70);
+
+-- Append-only: what happened, when, by whom, why.
+create table runguard.event (
+    id         bigint generated always as identity primary key,
+    at         timestamptz not null default clock_timestamp(),
+    record_id  bigint,                                      -- null: about the ledger itself
+    generation integer,
+    fence      bigint,
+    kind       text not null,
+    actor      text not null,
+    reason     text not null default '',
+    detail     text not null default '{}',                  -- JSON
+    mark       text                                         -- the holder's nonce: tells events of one number apart (P14)
+);
+create index event_of_record on runguard.event (record_id, id);
+
+create function runguard.refuse_change() returns trigger language plpgsql as $$
+begin
+    raise exception 'runguard.% is append-only: % refused', tg_table_name, tg_op;
+end $$;
+create trigger append_only before update or delete on runguard.event
+    for each row execute function runguard.refuse_change();
+create trigger never_deleted before delete on runguard.record
+    for each row execute function runguard.refuse_change();

@@ -1,0 +1,223 @@
+-- The one statement by which a holder changes anything after its claim (P3, P4, P5): renew the lease, book outcomes,
+-- book intents, settle, hand over. All of it hangs on the record's row, locked first; whether a call is open stands on
+-- that row. Repeating it after a lost answer changes nothing.
+--
+-- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease)
+-- and one of kind 'intent' for each intent (verdict: run | replay | in_doubt | paused | failed | open | lost).
+
+-- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", a record
+-- that would be run again goes (back) to in_doubt, and a running later holder is told before its next call.
+create or replace function runguard.keep_late_outcome(
+    r runguard.record, p_generation integer, p_fence bigint, p_actor text, p_call text, p_state text, p_effect text,
+    p_error text, p_result bytea
+) returns runguard.record language plpgsql as $$
+begin
+    if exists (select from runguard.event e where e.record_id = r.id and e.kind = 'late_outcome'
+                  and e.fence = p_fence and e.generation = p_generation and e.detail::json ->> 'call' = p_call) then
+        return r;
+    end if;
+    insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
+    values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
+        'call', p_call, 'state', p_state, 'effect', p_effect, 'result', encode(p_result, 'escape'))::text);
+    if p_effect is distinct from 'applied' or r.generation <> p_generation or runguard.broken(r) <> '' then
+        return r;
+    end if;
+    if r.state = 'running' then
+        update runguard.record set late_applied = late_applied + 1 where id = r.id returning * into r;
+    elsif r.state in ('pending', 'paused', 'failed') then
+        update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
+               first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
+         where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'done';
+        update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
+               first_unknown_at = clock_timestamp(), resume_at = null,
+               error = format('call %s was said not to have happened, but a stale holder reports that it was applied', p_call)
+         where id = r.id returning * into r;
+        perform runguard.book(r, 'in_doubt', p_actor, r.error);
+    end if;
+    return r;
+end $$;
+
+create or replace function runguard.write(
+    p_record_id bigint, p_generation integer, p_fence bigint, p_actor text, p_nonce text, p_lease interval,
+    p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
+    p_o_resume_after double precision[], p_o_error text[], p_o_evidence text[], p_o_result bytea[], p_o_missing text[],
+    p_i_name text[], p_i_intent text[], p_max_call_time interval, p_key_lifetime interval,
+    p_to text, p_class text, p_effect text, p_needs_person boolean, p_resume_after double precision,
+    p_result bytea, p_missing text, p_completeness text, p_error text, p_evidence text, p_hand_over interval
+) returns table (
+    kind text, name text, verdict text, state text, attempt integer, at timestamptz, until timestamptz,
+    result bytea, result_missing text, error text, event_id bigint
+) language plpgsql as $$
+#variable_conflict use_column
+declare
+    r        runguard.record;
+    c        runguard.call;
+    s        record;
+    v_now    timestamptz;
+    mine     boolean;
+    live     boolean;
+    closed   integer := 0;
+    opened   integer := 0;
+    booked   boolean := false;
+    doubtful boolean;
+    v_state  text;
+    v_said   text;
+    v_what   text;
+    target   text;
+    v_event  bigint;
+    i        integer;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    v_now := clock_timestamp();
+    if not found then
+        return query select 'record', '', 'missing', null::text, null::integer, v_now, null::timestamptz, null::bytea, null::text, null::text, null::bigint;
+        return;
+    end if;
+    mine := r.fence = p_fence and r.generation = p_generation and r.state in ('running', 'in_doubt')
+            and runguard.broken(r) = '';
+    live := mine and r.state = 'running';
+
+    for i in 1 .. coalesce(array_length(p_o_name, 1), 0) loop
+        select * into c from runguard.call k
+         where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
+        if mine and c.fence = p_fence and c.state in ('started', 'in_doubt') then
+            v_state := p_o_state[i];
+            v_said := '';
+            if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
+                v_state := 'in_doubt';          -- speaks for this attempt only; the earlier one stays unknown
+                v_said := 'this attempt had no effect, an earlier one is still unknown; ';
+            end if;
+            update runguard.call k set state = v_state, outcome_at = v_now, failure_class = p_o_class[i],
+                   effect = case when v_state = 'in_doubt' then 'unknown' else p_o_effect[i] end,
+                   first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
+                   same_again = (v_state = 'in_doubt' and k.state = 'started' and k.first_unknown_at is not null
+                                 and k.error = p_o_error[i]) or (k.state = 'in_doubt' and k.same_again),
+                   final = coalesce(p_o_final[i], false) and v_state = 'failed',
+                   resume_at = case when v_state = 'paused' then v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)) end,
+                   error = coalesce(p_o_error[i], ''), evidence = v_said || coalesce(p_o_evidence[i], ''),
+                   result = case when r.store_result = 'all' then p_o_result[i] end,
+                   result_digest = case when r.store_result <> 'none' then sha256(p_o_result[i]) end,
+                   result_missing = p_o_missing[i]
+             where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
+            closed := closed + (c.outcome_at is null)::int;
+            booked := true;
+            if p_to is null or p_o_name[i] <> 'body' then
+                v_event := runguard.book(r, 'answered', p_actor, coalesce(p_o_error[i], ''), json_build_object(
+                    'call', p_o_name[i], 'state', v_state, 'evidence', v_said || coalesce(p_o_evidence[i], ''))::text, p_nonce);
+            end if;
+        elsif c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i] then
+            null;                               -- booked before; its answer was lost
+        else
+            r := runguard.keep_late_outcome(r, p_generation, p_fence, p_actor, p_o_name[i], p_o_state[i],
+                     case when p_o_state[i] = 'done' then 'applied' else p_o_effect[i] end, p_o_error[i], p_o_result[i]);
+        end if;
+    end loop;
+
+    for i in 1 .. coalesce(array_length(p_i_name, 1), 0) loop
+        c := null;
+        v_said := 'lost';
+        if live and v_now < r.hold_until then
+            v_said := 'in_doubt';
+            if r.late_applied = 0 then
+                select * into s from runguard.start_call(r, p_i_name[i], p_i_intent[i], p_max_call_time, p_key_lifetime);
+                v_said := s.verdict;
+                c := s.c;
+            end if;
+            if v_said = 'run' then
+                opened := opened + 1;
+                v_event := runguard.book(r, 'called', p_actor, '',
+                                         json_build_object('call', p_i_name[i], 'attempt', c.attempt)::text, p_nonce);
+            elsif v_said = 'open' and c.fence = p_fence then
+                v_said := 'run';                -- my own intent, whose answer was lost
+            end if;
+        end if;
+        return query select 'intent', p_i_name[i], v_said, c.state, c.attempt, v_now,
+            case when c.state = 'paused' then c.resume_at else c.no_later_than end, c.result, c.result_missing, c.error, null::bigint;
+    end loop;
+
+    target := r.state;
+    if mine and (p_to is not null or not live) then
+        select coalesce(bool_or(k.state in ('started', 'in_doubt')), false) into doubtful from runguard.call k
+         where k.record_id = r.id and k.generation = r.generation;
+        target := case when doubtful then 'in_doubt'
+                       when p_to is null and booked then 'pending'      -- in doubt, and its last caller has just settled it
+                       when p_to is null then r.state
+                       when r.late_applied > 0 and p_to <> 'done' then 'in_doubt'
+                       else p_to end;
+    end if;
+
+    if target <> r.state or (mine and p_to is not null and (booked or not (r.state = 'in_doubt' and target = 'in_doubt'))) then
+        v_what := case target when 'pending' then 'released' else target end;
+        update runguard.record k set state = target, lease_until = null, hold_until = null, handed_over = false,
+               open_calls = case when target = 'in_doubt' then k.open_calls - closed + opened else 0 end,
+               no_later_than = case when target = 'in_doubt' then k.no_later_than end,
+               claims = 0, pauses = case target when 'paused' then k.pauses + 1 when 'done' then 0 else k.pauses end,
+               failure_class = case target when 'done' then null when 'pending' then null
+                                           when 'in_doubt' then coalesce(p_class, 'unknown') else p_class end,
+               effect = case target when 'done' then 'applied' when 'pending' then null
+                                    when 'in_doubt' then 'unknown' else p_effect end,
+               first_unknown_at = case when target = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
+               needs_person = case target when 'failed' then coalesce(p_needs_person, false)
+                                          when 'in_doubt' then k.on_doubt = 'ask' else false end,
+               resume_at = case when target = 'paused' then v_now + make_interval(secs => coalesce(p_resume_after, 0)) end,
+               completeness = case when target = 'done' then coalesce(p_completeness, 'full') else 'none' end,
+               finished_at = case when target = 'done' then v_now end,
+               result = case when target = 'done' and k.store_result = 'all' then p_result end,
+               result_digest = case when target = 'done' and k.store_result <> 'none' then sha256(p_result) end,
+               result_missing = case when target = 'done' then p_missing end,
+               error = coalesce(p_error, ''), evidence = coalesce(p_evidence, '')
+         where k.id = r.id returning * into r;
+        v_event := runguard.book(r, v_what, p_actor, coalesce(p_error, ''),
+                                 json_build_object('evidence', coalesce(p_evidence, ''))::text, p_nonce);
+        v_said := 'ok';
+    elsif live then
+        update runguard.record k set open_calls = k.open_calls - closed + opened,
+               claims = case when booked then 0 else k.claims end,
+               lease_until = case when p_hand_over is null then least(v_now + p_lease, k.hold_until)
+                                  else v_now + p_hand_over end,
+               handed_over = p_hand_over is not null,
+               no_later_than = case when opened > 0 then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
+               first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
+               first_unknown_at = case when not booked then k.first_unknown_at else
+                   (select min(x.first_unknown_at) from runguard.call x
+                     where x.record_id = k.id and x.generation = k.generation and x.state in ('started', 'in_doubt')) end
+         where k.id = r.id returning * into r;
+        if p_hand_over is not null then
+            perform runguard.book(r, 'handed_over', p_actor, coalesce(p_error, ''));
+        end if;
+        v_said := 'ok';
+    elsif mine then
+        update runguard.record k set open_calls = k.open_calls - closed where k.id = r.id returning * into r;
+        v_said := 'ok';
+    else
+        v_said := case when runguard.broken(r) <> '' then 'broken'
+                       when p_to is not null and r.state = p_to and r.fence = p_fence and r.generation = p_generation then 'ok'
+                       else 'lost' end;
+    end if;
+    return query select 'record', '', v_said, r.state, null::integer, v_now, r.lease_until, null::bytea, null::text, r.error, v_event;
+end $$;
+
+-- Settles what died without waiting for the next claim: an open or doubtful call -> in_doubt, nothing called -> pending.
+create or replace function runguard.sweep(p_actor text, p_limit integer)
+returns table (record_id bigint, namespace text, key text, state text) language plpgsql as $$
+declare
+    r runguard.record;
+begin
+    perform runguard.pin();
+    for r in select k.* from runguard.record k where k.state = 'running' and k.lease_until <= clock_timestamp()
+              order by k.id limit p_limit for update skip locked loop
+        continue when runguard.broken(r) <> '';
+        perform runguard.open_for_writing();
+        if r.open_calls > 0 or r.first_unknown_at is not null then
+            perform runguard.move_to_doubt(r, p_actor, runguard.silent_holder(r));
+        else
+            update runguard.record k set state = 'pending', lease_until = null, hold_until = null, handed_over = false,
+                   error = 'its holder died before it called anything'
+             where k.id = r.id returning * into r;
+            perform runguard.book(r, 'released', p_actor, r.error);
+        end if;
+        return query select k.id, k.namespace, k.key, k.state from runguard.record k where k.id = r.id;
+    end loop;
+end $$;

@@ -1,0 +1,275 @@
+"""The holder's one writing thread: claim, renewals, intents, outcomes, settlement.
+
+It lives in the task's process and alone uses the ledger's connection, so that no signal handler (``SIGALRM`` of
+``execution_timeout`` hits the main thread) can tear a statement. Outcomes are written at once, intents that are ready
+ride along; a group whose data is refused is written one by one. What is known is tried again for as long as the
+process lives (P4); an intent only for as long as the lease runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeVar
+
+import psycopg
+
+from airflow_runguard.core.errors import LedgerUnavailable
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import (
+    Claim,
+    Effect,
+    Failure,
+    FailureClass,
+    Grant,
+    Holder,
+    IntentAnswer,
+    Order,
+    Outcome,
+    Result,
+    Settlement,
+    State,
+    Verdict,
+    Written,
+)
+
+log = logging.getLogger("airflow_runguard")
+
+T = TypeVar("T")
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+"""Seconds between two tries at a ledger that is away."""
+
+NEVER_SENT = Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, evidence="the call was never sent")
+
+
+@dataclass(slots=True)
+class _Job:
+    """One thing to write. Outcomes and intents are grouped; anything else runs by itself; ``last`` ends the thread."""
+
+    future: Future[Any] = field(default_factory=Future)
+    outcome: Outcome | None = None
+    intent: tuple[str, str] | None = None
+    run: Callable[[], Any] | None = None
+    last: bool = False
+
+    def answer(self, run: Callable[[], Any]) -> None:
+        try:
+            self.future.set_result(run())
+        except BaseException as error:
+            self.future.set_exception(error)
+
+
+class Writer:
+    """The thread of one entry into one record. Not reused: every entry has a nonce of its own.
+
+    Each question returns a future. Giving up waiting (a signal, a timeout) takes nothing back; see :meth:`withdraw`.
+
+    :param keep: called after each renewal that the ledger confirmed (renews the Redis lease).
+    """
+
+    def __init__(self, ledger: Ledger, order: Order, holder: Holder, keep: Callable[[], None] = lambda: None) -> None:
+        self.ledger, self.order, self.holder = ledger, order, holder
+        self.last_event = 0
+        self._keep = keep
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        self._grant: Grant | None = None
+        self._held = False
+        self._open: set[str] = set()
+        self._lease_ends = 0.0
+        self._renew_at = 0.0
+
+    def claim(self) -> Future[Claim]:
+        """Enter. Renewal begins with a verdict of ``run``."""
+        return self.do(self._claim)
+
+    def withdraw_claim(self) -> Future[None]:
+        """Nobody waits for the claim any more (a signal): if it is granted, nothing was called under it."""
+        return self.do(self._withdraw_claim)
+
+    def intent(self, name: str, readable: str) -> Future[IntentAnswer]:
+        """Book that a call is about to be made. Without the answer ``run``, do not make it."""
+        return self._put(_Job(intent=(name, readable)))
+
+    def withdraw(self, name: str) -> Future[None]:
+        """The call whose intent was asked for was not and will not be made."""
+        return self.do(lambda: self._withdraw(name))
+
+    def outcome(self, outcome: Outcome) -> Future[Written]:
+        return self._put(_Job(outcome=outcome))
+
+    def settle(self, settlement: Settlement, *outcomes: Outcome) -> Future[Written]:
+        """Leave the record; renewal ends."""
+        return self.do(lambda: self._settle(settlement, outcomes))
+
+    def hand_over(self, seconds: float) -> Future[Written]:
+        """Stay the holder while waiting in Airflow for at most so long; the same task instance may re-enter."""
+        return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds)))
+
+    def do(self, run: Callable[[], T]) -> Future[T]:
+        """Run something on the ledger's thread, after all that was asked before."""
+        return self._put(_Job(run=run))
+
+    def stop(self) -> None:
+        """Start no further call (Airflow wants the task gone)."""
+        self._stop.set()
+
+    def may_call(self) -> bool:
+        """Whether a call may start *now*: not told to stop, and the lease runs by this machine's ``CLOCK_BOOTTIME``,
+        which counts suspends, so that a process that slept past its lease knows."""
+        return self._held and not self._stop.is_set() and _clock() < self._lease_ends
+
+    def close(self) -> None:
+        """All that was asked for is written, or was given up with its error; the thread is gone."""
+        if self._thread is not None:
+            self._jobs.put(_Job(last=True))
+            self._thread.join()
+            self._thread = None
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def _put(self, job: _Job) -> Future[Any]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="runguard-writer", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+        return job.future
+
+    def _loop(self) -> None:
+        while True:
+            job = self._next(wait=True)
+            group: list[_Job] = []
+            while job is not None and (job.outcome or job.intent):
+                group.append(job)
+                job = self._next(wait=False)
+            if group:
+                self._write_group(group)
+            if job is None and not group:
+                self._renew()
+            elif job is not None and job.run is not None:
+                job.answer(job.run)
+            elif job is not None and job.last:
+                return
+
+    def _next(self, *, wait: bool) -> _Job | None:
+        """The next job; ``None`` when none is there, or when it is time to renew."""
+        try:
+            if wait and self._held:
+                return self._jobs.get(timeout=max(0.001, self._renew_at - _clock()))
+            return self._jobs.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _renew(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            self._renew_at = _clock() + min(LONGEST_PAUSE, self.order.lease / 10)
+            log.warning("The lease could not be renewed, trying again: %s", error)
+
+    def _claim(self) -> Claim:
+        sent = _clock()
+        claim = self.ledger.claim(self.order, self.holder)
+        if claim.verdict is Verdict.RUN:
+            self._grant = Grant(claim.identity, claim.record_id, claim.generation, claim.fence)
+            if self.order.calls == "body":
+                self._open.add("body")
+            self._believe(sent, claim.now, claim.until)
+        return claim
+
+    def _believe(self, sent: float, now: datetime, until: datetime | None) -> None:
+        """The lease, carried over to this machine's clock: counted from before the question, so never too long."""
+        self._held = until is not None
+        self._lease_ends = sent + ((until - now).total_seconds() if until else 0.0)
+        self._renew_at = sent + self.order.lease / 3
+
+    def _write(self, **what: Any) -> Written:
+        assert self._grant is not None, "written before the claim was granted"
+        sent = _clock()
+        written = self.ledger.write(self._grant, holder=self.holder, order=self.order, **what)
+        self.last_event = written.event_id or self.last_event
+        self._believe(sent, written.now, written.until if written.held and not what.get("hand_over") else None)
+        for outcome in what.get("outcomes", ()):
+            self._open.discard(outcome.call)
+        self._open.update(name for name, answer in written.intents.items() if answer.verdict == "run")
+        if self._held:
+            self._keep()
+        elif written.verdict == "missing":
+            self.ledger.lose(f"record {self._grant.identity}, which a living holder works on, is no longer in it")
+        return written
+
+    def _withdraw_claim(self) -> None:
+        if self._held:
+            unsent = tuple(Outcome(name, failure=NEVER_SENT) for name in self._open)
+            self._settle(Settlement(State.PENDING, error="the task was stopped before it called anything"), unsent)
+
+    def _withdraw(self, name: str) -> None:
+        if name in self._open:
+            self._insist(lambda: self._write(outcomes=[Outcome(name, failure=NEVER_SENT)]))
+
+    def _settle(self, settlement: Settlement, outcomes: tuple[Outcome, ...]) -> Written:
+        try:
+            return self._insist(lambda: self._write(settlement=settlement, outcomes=outcomes))
+        except psycopg.Error as error:
+            # Only data can be refused. What is known must be booked all the same, without what was refused.
+            log.exception("The ledger refused the result's data; the outcome is booked without it.")
+            bare, reduced = _reduced(settlement, error), [_reduced(outcome, error) for outcome in outcomes]
+            return self._insist(lambda: self._write(settlement=bare, outcomes=reduced))
+
+    def _write_group(self, group: list[_Job]) -> None:
+        outcomes = [job.outcome for job in group if job.outcome]
+        intents = [job.intent for job in group if job.intent]
+        try:
+            written = self._insist(
+                lambda: self._write(outcomes=outcomes, intents=intents), until=None if outcomes else self._lease_ends
+            )
+        except psycopg.Error as error:
+            if len(group) > 1:
+                for job in group:  # one of them tears the others
+                    self._write_group([job])
+            elif (outcome := group[0].outcome) is not None:
+                log.exception("The ledger refused the data of call %r; its outcome is booked without it.", outcome.call)
+                bare = _reduced(outcome, error)
+                group[0].answer(lambda: self._insist(lambda: self._write(outcomes=[bare])))
+            else:
+                group[0].future.set_exception(error)
+        except BaseException as error:
+            for job in group:
+                job.future.set_exception(error)
+        else:
+            for job in group:
+                job.future.set_result(written.intents[job.intent[0]] if job.intent else written)
+
+    def _insist(self, write: Callable[[], Written], until: float | None = None) -> Written:
+        """Try until the ledger answers; with ``until`` (an intent) only as long as the lease runs."""
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return write()
+            except LedgerUnavailable as error:
+                if until is not None and _clock() >= until:
+                    raise
+                if pause == FIRST_PAUSE:
+                    log.warning("%s Trying again until it answers.", error.what)
+                time.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+
+D = TypeVar("D", Outcome, Settlement)
+
+
+def _reduced(what: D, error: Exception) -> D:
+    note = f"the ledger refused it: {type(error).__name__}"
+    return replace(what, error=note, result=Result(None, note) if what.result else None)
+
+
+def _clock() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,0 +1,102 @@
+"""What Airflow learns from the installed package: pure data, read on every start of its command line.
+
+Imports nothing, so that having the package installed costs nothing. Defaults are texts because Airflow's configuration
+wants them so; ``config.py`` is their only reader. What the options mean is said here once, and shown by
+``airflow config list --section runguard --include-descriptions``.
+"""
+
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The entry point ``apache_airflow_provider``."""
+    return {
+        "package-name": "airflow-runguard",
+        "name": "RunGuard",
+        "description": "Tasks that charge, pay out, send or order have their effect once, whatever Airflow does.\n",
+        "versions": ["0.1.0"],
+        # Airflow reads ``class-name``; its schema also knows ``path``, which nothing reads.
+        "task-decorators": [{"name": "guarded", "class-name": "airflow_runguard.decorators.guarded_task"}],
+        "cli": ["airflow_runguard.cli.get_commands"],
+        "config": {
+            "runguard": {
+                "description": "Guarded tasks: where their ledger is, and how long things may take.\n",
+                "options": _OPTIONS,
+            }
+        },
+    }
+
+
+def _option(kind: str, default: str, example: str, description: str) -> dict[str, str]:
+    return {
+        "description": f"{description}\n",
+        "version_added": "0.1.0",
+        "type": kind,
+        "example": example,
+        "default": default,
+    }
+
+
+_OPTIONS = {
+    "deployment": _option(
+        "string",
+        "default",
+        "production",
+        "The name of this Airflow in its ledger, bound to the ledger by ``airflow runguard db upgrade``. A ledger that "
+        "is bound to another name is refused.",
+    ),
+    "ledger_conn_id": _option(
+        "string", "runguard_ledger", "billing_ledger", "The Connection (type postgres) of the ledger."
+    ),
+    "redis_conn_id": _option(
+        "string",
+        "runguard_redis",
+        "billing_redis",
+        "The Connection (type redis) of the lease. It may be missing: the ledger alone keeps every promise, slower.",
+    ),
+    "depth": _option(
+        "string",
+        "auto",
+        "lease",
+        "How deep tasks are guarded: ``ledger``, ``lease`` (ledger and Redis), or ``auto``, which is ``lease`` where "
+        "the Redis Connection exists and ``ledger`` where it does not.",
+    ),
+    "lease_ttl": _option(
+        "integer", "30", "60", "Seconds after which a holder that was not heard of counts as dead. Renewed at a third."
+    ),
+    "max_hold": _option(
+        "integer", "21600", "3600", "Seconds for which one holder may renew its lease; ends the hold of a hung body."
+    ),
+    "max_call_time": _option(
+        "integer",
+        "600",
+        "120",
+        "Seconds from a call's intent within which its request can still reach the vendor. Until then nobody's "
+        "*it did not happen* counts.",
+    ),
+    "max_claims": _option(
+        "integer",
+        "5",
+        "3",
+        "Claims of a record without any booked outcome after which it is poison and waits for a person.",
+    ),
+    "key_lifetime": _option(
+        "integer",
+        "86400",
+        "2592000",
+        "Seconds for which the vendor remembers an idempotency key. ``on_doubt='replay'`` repeats a call only so long.",
+    ),
+    "busy_wait_limit": _option(
+        "integer",
+        "86400",
+        "3600",
+        "Seconds for which a task waits for another holder of its key before it asks for a person.",
+    ),
+    "test_deployment": _option(
+        "string",
+        "test",
+        "staging",
+        "The deployment that ``dag.test()`` and ``airflow tasks test`` write under, so that a test marks no production "
+        "work done.",
+    ),
+}

@@ -1,0 +1,84 @@
+"""Real servers for every test: one PostgreSQL and one Redis a session, a fresh database and a fresh vendor a test.
+
+``RUNGUARD_TEST_POSTGRES_URL`` and ``RUNGUARD_TEST_REDIS_URL`` point the same tests at servers of one's own; databases
+are created and dropped there under names that start with ``runguard_test_``.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from demo.servers import Postgres, Redis, create_database, drop_database
+from demo.vendor import Vendor
+from demo.vendor_control import VendorControl
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a PostgreSQL server's maintenance database, by a role that may create databases."""
+    if url := os.environ.get("RUNGUARD_TEST_POSTGRES_URL"):
+        yield url
+        return
+    with Postgres(tmp_path_factory.mktemp("postgres")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """URL of a Redis that is shared by the session: tests use keys of their own."""
+    if url := os.environ.get("RUNGUARD_TEST_REDIS_URL"):
+        yield url
+        return
+    with Redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def ledger_template(postgres: str) -> Iterator[str]:
+    """Name of a database that holds the ``runguard`` schema of deployment ``test`` and nothing else."""
+    from airflow_runguard.core.migrations import upgrade
+
+    name = f"runguard_test_{uuid.uuid4().hex[:12]}"
+    try:
+        upgrade(create_database(postgres, name), deployment="test")
+        yield name
+    finally:
+        drop_database(postgres, name)
+
+
+@pytest.fixture
+def ledger_url(postgres: str, ledger_template: str) -> Iterator[str]:
+    """URL of a fresh, empty ledger of deployment ``test``."""
+    name = f"runguard_test_{uuid.uuid4().hex[:12]}"
+    try:
+        url = create_database(postgres, name, ledger_template)
+        with psycopg.connect(url) as connection:  # a copied ledger says so (P14); this copy is meant
+            connection.execute("select runguard.acknowledge_restore(null, 'tests', 'cloned for one test')")
+        yield url
+    finally:
+        drop_database(postgres, name)
+
+
+@pytest.fixture
+def vendor() -> Iterator[Vendor]:
+    """A fresh vendor in this process; its ``url`` is what the code under test talks to."""
+    with Vendor() as running:
+        yield running
+
+
+@pytest.fixture
+def vendor_control(vendor: Vendor) -> VendorControl:
+    """How the test scripts that vendor and counts what it did."""
+    return VendorControl(vendor.url)
+
+
+@pytest.fixture
+def server_directory(tmp_path: Path) -> Path:
+    """Where a test puts servers of its own."""
+    return tmp_path / "servers"
