@@ -1,0 +1,56 @@
+"""Airflow tasks that charge, pay out, send or order have their effect once, whatever Airflow does.
+
+The public names, loaded when first used: importing this package imports nothing heavy and opens nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
+    from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
+    from airflow_runguard.decorators import guarded_task
+    from airflow_runguard.operators import GuardedPythonOperator, guarded
+    from airflow_runguard.options import Guard
+
+_ROOMS = {
+    "Applied": "core.guard",
+    "Doubt": "core.guard",
+    "Guard": "options",
+    "GuardContext": "core.guard",
+    "GuardedPythonOperator": "operators",
+    "NotApplied": "core.errors",
+    "PlanningError": "core.errors",
+    "ResultNotStored": "core.errors",
+    "RunGuardError": "core.errors",
+    "StillUnknown": "core.guard",
+    "current_guard": "core.guard",
+    "guarded": "operators",
+    "guarded_task": "decorators",
+}
+
+__all__ = [
+    "Applied",
+    "Doubt",
+    "Guard",
+    "GuardContext",
+    "GuardedPythonOperator",
+    "NotApplied",
+    "PlanningError",
+    "ResultNotStored",
+    "RunGuardError",
+    "StillUnknown",
+    "current_guard",
+    "guarded",
+    "guarded_task",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)

@@ -94,9 +94,9 @@ _OPTIONS = {
     ),
     "test_deployment": _option(
         "string",
-        "test",
-        "staging",
+        "",
+        "production",
         "The deployment that ``dag.test()`` and ``airflow tasks test`` write under, so that a test marks no production "
-        "work done.",
+        "work done. Empty: ``<deployment>~test``. The deployment's own name: tests count as real work.",
     ),
 }

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -198,19 +197,16 @@ def wait_for(condition: Callable[[], T], timeout: float, what: str, pause: float
     return found
 
 
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on now."""
+def free_port(preferred: int = 0) -> int:
+    """A TCP port on 127.0.0.1 that nobody listens on now: ``preferred`` if it is free, else any."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port whose last users are long gone is free
+        try:
+            probe.bind(("127.0.0.1", preferred))
+        except OSError:
+            probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def port_of(url: str) -> int:
-    port = urllib.parse.urlsplit(url).port
-    if port is None:
-        raise ValueError(f"No port in {url}.")
-    return port
 
 
 def unprivileged_user() -> pwd.struct_passwd | None:

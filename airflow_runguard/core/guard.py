@@ -144,10 +144,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing may be called now; come back (``until`` = the ledger's word, where it has one)."""
+    """Nothing may be called now; come back (in so many ``seconds``, where the ledger says so)."""
 
     reason: str
-    until: datetime | None = None
+    seconds: float | None = None
     busy: bool = False
 
 
@@ -210,6 +210,9 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
         claim = _enter(writer, work)
         if claim.verdict is not Verdict.RUN:
             return _refusal(claim, work)
+        if not writer.may_call():  # frozen since the claim was sent; a body may be a call, and its intent may be old
+            _wait(writer.withdraw_claim())
+            return Ended(f"The lease on {order.identity} ran out before the work began. No call was made.", retry=True)
         return _work_and_leave(writer, work, GuardContext(writer, work, claim))
     except LedgerUnavailable as error:
         return Waiting(f"{error.what} No call was made.")
@@ -285,16 +288,17 @@ def _refusal(claim: Claim, work: Work) -> How:
     """A refusal as a value, with a reason that the user can read."""
     name = claim.identity
     until = f"{claim.until:%Y-%m-%d %H:%M:%S %Z}" if claim.until else ""
+    left = (claim.until - claim.now).total_seconds() if claim.until else None
     match claim.verdict:
         case Verdict.REPLAY:
             assert claim.result is not None
             return _replayed(claim.result, f"{name} is done", work)
         case Verdict.BUSY:
             return Waiting(
-                f"{name} is being worked on by {claim.holder}; its lease runs until {until}.", claim.until, busy=True
+                f"{name} is being worked on by {claim.holder}; its lease runs until {until}.", left, busy=True
             )
         case Verdict.PAUSED:
-            return Waiting(f"{name} is paused until {until}.", claim.until)
+            return Waiting(f"{name} is paused until {until}.", left)
         case Verdict.IN_DOUBT:
             return _in_doubt(name, claim.reason, work.order.on_doubt, claim.until)
         case Verdict.LOST_TIME:
@@ -320,6 +324,12 @@ def _refused(claim: Claim) -> str:
             f"{name} was begun with another payload; these differ: {fields}. No call was made and the record is as it "
             f"was. If the change is meant, run `airflow runguard accept-payload '{name}' --reason …`; if it is other "
             "work, give it a key of its own."
+        )
+    if claim.reason == "calls":
+        return (
+            f"{name} was begun when the task was cut into other calls (one body, or guard.call by name), some of which "
+            "happened or may have; this code would repeat them. No call was made. Bring the calls back as they were, or "
+            f"decide about what happened: `airflow runguard explain '{name}'`."
         )
     if claim.reason == "poison":
         return (
@@ -669,7 +679,7 @@ class GuardContext:
                 assert isinstance(how, Ended)
                 raise Interrupt(how)
             case "paused":
-                raise Interrupt(Waiting(f"Call {name!r} of {self._claim.identity} is paused.", answer.until))
+                raise Interrupt(Waiting(f"Call {name!r} of {self._claim.identity} is paused."))
             case "failed":
                 raise Interrupt(
                     Ended(f"Call {name!r} of {self._claim.identity} failed for good ({answer.error}). {REOPEN}", False)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import hmac
 import json
@@ -188,7 +189,7 @@ def payload(fields: Mapping[str, Any]) -> Payload:
         version=CANONICAL_VERSION,
         digest=_sha256(whole),
         fields={name: _sha256(text) for name, text in sorted(parts.items())},
-        readable=readable(fields),
+        readable=_rendition(fields),
     )
 
 
@@ -281,6 +282,9 @@ class _Encoder:
         return text
 
 
+_AS_THEY_ARE = frozenset({type(None), bool, str, list, dict})
+
+
 def _reduce(
     value: Any, path: str, depth: int
 ) -> bool | int | str | _Tagged | _Unordered | list[Any] | dict[Any, Any] | None:
@@ -289,7 +293,7 @@ def _reduce(
         raise PlanningError(f"The payload is nested over {MAX_DEPTH} levels, or contains itself.", PLAIN_DATA)
     # The true type, never ``__class__``: a lazy proxy claims to be what it has not fetched yet.
     kind = type(value)
-    if value is None or kind is bool:
+    if kind in _AS_THEY_ARE:
         return value  # type: ignore[no-any-return]  # mypy does not narrow by ``kind``
     if issubclass(kind, Enum):
         return _reduce(value.value, path, depth + 1)
@@ -319,13 +323,22 @@ def _reduce(
         return list(value)
     if issubclass(kind, set | frozenset):
         return _Unordered(value)
-    if issubclass(kind, Mapping):
-        return {key: value[key] for key in value}
-    if dataclasses.is_dataclass(kind):
-        return {item.name: getattr(value, item.name) for item in dataclasses.fields(kind)}
-    if callable(getattr(kind, "model_dump", None)):
-        return _reduce(value.model_dump(), path, depth + 1)
+    if issubclass(kind, Mapping) or dataclasses.is_dataclass(kind) or callable(getattr(kind, "model_dump", None)):
+        return _reduce(_fields_of(value, path), path, depth + 1)
     raise PlanningError(f"The payload's {path} is a {_type_name(value)}, which has no canonical form.", PLAIN_DATA)
+
+
+def _fields_of(value: Any, path: str) -> Any:
+    """What a mapping, dataclass or model holds. Its own code runs here, and may raise what it likes."""
+    try:
+        if isinstance(value, Mapping):
+            return {key: value[key] for key in value}
+        if dataclasses.is_dataclass(value):
+            return {item.name: getattr(value, item.name) for item in dataclasses.fields(value)}
+        return value.model_dump()
+    except Exception as exc:
+        what = f"The payload's {path}, a {_type_name(value)}, cannot be read: {type(exc).__name__}: {exc}."
+        raise PlanningError(what, PLAIN_DATA) from exc
 
 
 def _reduce_time(value: date | time | timedelta, path: str) -> _Tagged:
@@ -380,19 +393,38 @@ _SECRET = re.compile(
     "passw|passphrase|pwd|token|secret|authorization|apikey|privatekey|accesskey|credential|cookie|bearer|cardnumber|"
     "cardno|cvc|cvv|iban|accountnumber|^(auth|pan|pin|ssn)$"
 )
+
+
+@functools.lru_cache(1024)
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET.search(re.sub(r"[^a-z0-9]", "", name.lower())))
+
+
 _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 
 
-def readable(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields as JSON that PostgreSQL takes, for people and look-ups: secrets masked, cut to size. What has no
-    canonical form (a client, a session) is shown by its type."""
+def readable(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments as JSON for people and look-ups: secrets masked, cut to size. It refuses nothing: what has no
+    canonical form (a client, a session, a whole data set) is shown by its type."""
+    return _rendition(
+        {name: value if _has_form(value) else f"<{_type_name(value)}>" for name, value in arguments.items()}
+    )
+
+
+def _has_form(value: Any) -> bool:
+    try:
+        _Encoder().encode(value, "", 1)
+    except PlanningError:
+        return False
+    return True
+
+
+def _rendition(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields, known to be canonical and so of bounded depth and size, as JSON that PostgreSQL takes."""
     shown: dict[str, Any] = {}
     left = READABLE_TOTAL
     for name, value in fields.items():
-        try:
-            entry = _show(value, name)
-        except PlanningError:
-            entry = f"<{_type_name(value)}>"
+        entry = _show(value, name)
         size = len(json.dumps({_text(name): entry}))
         if size > left:
             entry = f"… ({size} characters, not shown)"
@@ -407,7 +439,7 @@ def readable(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _show(value: Any, name: str) -> Any:
     """One value for people; ``name`` is the nearest name above it, which decides whether it is a secret."""
-    if _SECRET.search(re.sub(r"[^a-z0-9]", "", name.lower())):
+    if _is_secret(name):
         return "***"
     match _reduce(value, name, 0):
         case _Tagged(shown=str(text)) | str(text):

@@ -20,7 +20,9 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel
+from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
 from airflow_runguard.core.record import (
@@ -68,6 +70,17 @@ def queries() -> Mapping[str, str]:
     return dict(zip(blocks[::2], blocks[1::2], strict=True))
 
 
+class _Times(TimestamptzBinaryLoader):
+    """Times as the server sends them in binary, whatever its DateStyle. ``None`` for one that Python cannot hold: only a
+    damaged line has it, and must not hide the others."""
+
+    def load(self, data: Buffer) -> datetime | None:  # type: ignore[override]
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return None
+
+
 class Ledger:
     """One connection to the book.
 
@@ -97,7 +110,7 @@ class Ledger:
             result = Result(row["result"], missing or "")
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
-            before, after = json.loads(row["payload_fields"]), order.payload.fields
+            before, after = _json(row["payload_fields"]), order.payload.fields
             differing = tuple(sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k)))
         return Claim(
             verdict=Verdict(row["verdict"]),
@@ -334,8 +347,8 @@ class Ledger:
                 connection = self._open()
                 if self._explicit:
                     with connection.transaction():
-                        return connection.execute(queries()[name], parameters).fetchall()
-                return connection.execute(queries()[name], parameters).fetchall()
+                        return connection.execute(queries()[name], parameters, binary=True).fetchall()
+                return connection.execute(queries()[name], parameters, binary=True).fetchall()
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 if lost:
@@ -368,6 +381,7 @@ class Ledger:
                 None  # functions keep their plans; nothing is left behind in a pooled session
             )
             connection.row_factory = dict_row
+            connection.adapters.register_loader("timestamptz", _Times)
             self._connection = connection
         return self._connection
 
@@ -489,6 +503,15 @@ def _word_of(kind: type[E], text: str | None) -> E | None:
     return kind(text) if text in list(kind) else None
 
 
+def _json(text: str) -> Mapping[str, Any]:
+    """An object of ours; an empty one for what a damaged line has instead."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def _record(row: Mapping[str, Any]) -> Record:
     """A line as a value; a broken one too (its readable parts, and ``broken`` says why it cannot be trusted)."""
     state = _word_of(State, row["state"])
@@ -526,8 +549,8 @@ def _record(row: Mapping[str, Any]) -> Record:
         payload=Payload(
             row["payload_version"],
             row["payload_digest"],
-            json.loads(row["payload_fields"]),
-            json.loads(row["payload_readable"]),
+            _json(row["payload_fields"]),
+            _json(row["payload_readable"]),
         ),
         store_result=row["store_result"],
         result=result,
@@ -558,5 +581,5 @@ def _call(row: Mapping[str, Any]) -> Call:
         error=row["error"],
         evidence=row["evidence"],
         external_id=row["external_id"] or "",
-        intent=json.loads(row["intent"]) if row["intent"] else {},
+        intent=_json(row["intent"] or "{}"),
     )

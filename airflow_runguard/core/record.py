@@ -106,6 +106,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.FAILED, State.PENDING, "person", "reopen: generation + 1"),
     Transition(State.IN_DOUBT, State.DONE, "reconcile, person, late outcome", "it happened"),
     Transition(State.IN_DOUBT, State.PENDING, "reconcile, person, late outcome", "it did not happen"),
+    Transition(State.IN_DOUBT, State.PAUSED, "late outcome", "its last caller was told to wait: it did not happen"),
     Transition(State.IN_DOUBT, State.FAILED, "person, late outcome", "leave it; or it was refused for good"),
     Transition(State.IN_DOUBT, State.RUNNING, "claim", "the author declared repeating safe (on_doubt='replay')"),
     Transition(State.DONE, State.PENDING, "person", "reopen: generation + 1"),

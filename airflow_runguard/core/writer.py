@@ -129,8 +129,8 @@ class Writer:
 
     def close(self) -> None:
         """All that was asked for is written, or was given up with its error; the thread is gone."""
+        self._jobs.put(_Job(last=True))
         if self._thread is not None:
-            self._jobs.put(_Job(last=True))
             self._thread.join()
             self._thread = None
 
@@ -138,8 +138,9 @@ class Writer:
 
     def _put(self, job: _Job) -> Future[Any]:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="runguard-writer", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._loop, name="runguard-writer", daemon=True)
+            thread.start()
+            self._thread = thread  # known only once it runs: a signal may hit its start
         self._jobs.put(job)
         return job.future
 
@@ -207,7 +208,7 @@ class Writer:
         return written
 
     def _withdraw_claim(self) -> None:
-        if self._held:
+        if self._grant is not None:  # also when the lease is gone: what is known to be unsent is said
             unsent = tuple(Outcome(name, failure=NEVER_SENT) for name in self._open)
             self._settle(Settlement(State.PENDING, error="the task was stopped before it called anything"), unsent)
 

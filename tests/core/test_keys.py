@@ -290,6 +290,11 @@ class _Lazy:
     __class__ = str  # type: ignore[assignment]
 
 
+class _Faulty:
+    def model_dump(self) -> dict[str, Any]:
+        raise OSError("gone")
+
+
 def _nested(levels: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(levels - 1):
@@ -324,6 +329,7 @@ _LOOP.extend([_LOOP, _LOOP])
         (1 << keys.MAX_INT_BITS, "4097 bits"),
         (_LOOP, "contains itself"),
         (_nested(keys.MAX_DEPTH), "over 100 levels"),
+        (_Faulty(), "_Faulty, cannot be read: OSError: gone"),
         ("x" * keys.MAX_PAYLOAD, "over 1000000 characters"),
         (["x" * 1000] * 1000, "over 1000000 characters"),
     ],
@@ -432,6 +438,23 @@ def test_the_readable_fields_are_bounded_json(order):
     text = json.dumps(keys.payload(order).readable, allow_nan=False)
     assert "\\u0000" not in text
     assert len(text) <= keys.READABLE_TOTAL + 100
+
+
+def test_a_calls_arguments_are_shown_whatever_they_are():
+    doubled: list[Any] = []
+    for _ in range(60):
+        doubled = [doubled, doubled]
+    kinds = {"client": object(), "loop": _LOOP, "big": [0] * 10**6, "doubled": doubled, "m": _Faulty()}
+    shown = keys.readable({"cents": 5, **kinds, "token": "x"})
+    assert shown == {
+        "cents": 5,
+        "client": "<object>",
+        "loop": "<list>",
+        "big": "<list>",
+        "doubled": "<list>",
+        "m": f"<{__name__}._Faulty>",
+        "token": "***",
+    }
 
 
 # --- the vendor key ---------------------------------------------------------------------------------------------------

@@ -91,7 +91,6 @@ declare
     reenters boolean;
     expired  boolean;
     resend   boolean;
-    started  text;
 begin
     perform runguard.pin();
     select * into strict m from runguard.meta;
@@ -113,7 +112,7 @@ begin
 
         if not found then
             perform runguard.open_for_writing();
-            if m.unknown_before is not null and p_run_at is not null and p_run_at < m.unknown_before then
+            if coalesce(p_run_at, '-infinity') < m.unknown_before then
                 -- Absent, but the ledger lost the time in which it may have been done.
                 insert into runguard.record (deployment, namespace, key, state, effect, failure_class, first_unknown_at,
                     needs_person, calls, on_doubt, payload_version, payload_digest, payload_fields, payload_readable,
@@ -145,7 +144,6 @@ begin
             verdict := 'run';
             if p_calls = 'body' then
                 select * into s from runguard.start_call(r, 'body', null, p_max_call_time, null);
-                started := s.verdict;
                 c := s.c;
             end if;
             perform runguard.book(r, 'claimed', p_actor);
@@ -221,6 +219,12 @@ begin
         if expired and not reenters and (r.open_calls > 0 or r.first_unknown_at is not null) then
             perform runguard.move_to_doubt(r, p_actor, runguard.silent_holder(r));
             continue;
+        elsif exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
+                  and (k.name = 'body') <> (p_calls = 'body')
+                  and (k.state in ('started', 'done', 'in_doubt') or k.effect = 'applied')) then
+            verdict := 'refused';               -- cut into other calls than before: it would repeat what they have done
+            reason := 'calls';
+            exit;
         elsif not reenters and r.claims >= p_max_claims then
             if r.state = 'in_doubt' then
                 verdict := 'in_doubt';
@@ -270,14 +274,11 @@ begin
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then
             select * into s from runguard.start_call(r, 'body', null, p_max_call_time, p_key_lifetime);
-                started := s.verdict;
-                c := s.c;
-            if started <> 'run' then
-                raise exception 'record %: its body is % although the record was claimable', r.id, started;
+            c := s.c;
+            if s.verdict <> 'run' then          -- its own line contradicts the record's: nobody knows
+                perform runguard.move_to_doubt(r, p_actor, format('it looked free, but its body is %s', s.verdict));
+                continue;
             end if;
-        elsif reenters then
-            update runguard.call k set fence = r.fence
-             where k.record_id = r.id and k.generation = r.generation and k.state = 'started';
         end if;
         perform runguard.book(r, case when reenters then 'reentered' when expired then 'taken_over' else 'claimed' end, p_actor);
         verdict := 'run';

@@ -11,6 +11,10 @@ declare
     r      runguard.record;
     v_left integer;
 begin
+    if p_answer not in ('happened', 'did_not_happen', 'failed') then
+        raise exception 'an answer is happened, did_not_happen or failed, not %', p_answer;
+    end if;
+    p_call := nullif(p_call, 'body');           -- a body is the whole record
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
@@ -75,6 +79,12 @@ begin
     return 'ok';
 end $$;
 
+-- Whether some of the work is done already, whatever the record as a whole says.
+create or replace function runguard.any_call_done(r runguard.record) returns boolean language sql stable as $$
+    select exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
+                      and (c.state = 'done' or c.effect = 'applied'))
+$$;
+
 -- Orders the work anew: a new generation with new vendor keys. Two orders that saw the same generation make one.
 create or replace function runguard.reopen(
     p_record_id bigint, p_seen_generation integer, p_again_although_applied boolean, p_actor text, p_reason text
@@ -94,7 +104,7 @@ begin
         return 'moved';
     elsif r.state not in ('done', 'failed') then
         return 'not_finished';
-    elsif r.effect <> 'not_applied' and not p_again_although_applied then
+    elsif not p_again_although_applied and (r.effect <> 'not_applied' or runguard.any_call_done(r)) then
         return 'applied';
     end if;
     old := r;
@@ -149,7 +159,9 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
+    if p_state not in ('pending', 'done', 'failed', 'in_doubt') then
+        raise exception 'a person can say pending, done, failed or in_doubt, not %', p_state using errcode = 'RG002';
+    elsif not found then
         return 'missing';
     elsif runguard.broken(r) = '' then
         return 'not_broken';
@@ -163,8 +175,12 @@ begin
                result_digest = case when result is null then result_digest else sha256(result) end
          where id = r.id returning * into r;
     else
+        update runguard.call c set state = 'pending', effect = 'not_applied', outcome_at = clock_timestamp(),
+               first_unknown_at = null, resume_at = null, same_again = false
+         where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
+           and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
-               handed_over = false, open_calls = 0, resume_at = null,
+               handed_over = false, open_calls = 0, late_applied = 0, resume_at = null,
                first_unknown_at = case when p_state = 'in_doubt' then clock_timestamp() end,
                effect = case p_state when 'done' then 'applied' when 'in_doubt' then 'unknown' when 'failed' then 'unknown' end,
                failure_class = case when p_state in ('in_doubt', 'failed') then 'unknown' end,
@@ -200,6 +216,8 @@ begin
     elsif r.first_unknown_at is not null or r.open_calls > 0 or r.state in ('running', 'in_doubt')
        or (r.state = 'failed' and r.effect <> 'not_applied') then
         return 'unknown_effect';
+    elsif r.state <> 'done' and runguard.any_call_done(r) then
+        return 'applied';
     end if;
     update runguard.call c set final = true where c.record_id = r.id and c.generation = r.generation
        and c.state in ('pending', 'failed', 'paused') and c.effect = 'not_applied';

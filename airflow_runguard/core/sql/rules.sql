@@ -38,7 +38,7 @@ end $$;
 create or replace function runguard.part(t text) returns text language sql immutable parallel safe as
     $$ select case when t is null then '-' else length(t)::text || ':' || t end $$;
 create or replace function runguard.part(t timestamptz) returns text language sql immutable parallel safe as
-    $$ select case when t is null then '-' else (extract(epoch from t) * 1000000)::bigint::text || ';' end $$;
+    $$ select case when t is null then '-' else trunc(extract(epoch from t) * 1000000)::text || ';' end $$;
 
 -- The digest over the promised columns (version 1): not over lease, progress or anything merely shown.
 create or replace function runguard.record_digest(r runguard.record) returns bytea
@@ -112,8 +112,8 @@ begin
                 raise exception 'record %: no transition from % to %', old.id, old.state, new.state;
             elsif new.state = 'running' and new.fence <= old.fence then
                 raise exception 'record %: every entry into running raises the fence', old.id;
-            elsif old.state = 'done' and new.generation = old.generation then
-                raise exception 'record %: done is left only by a new generation', old.id;
+            elsif old.state in ('done', 'failed') and new.state = 'pending' and new.generation = old.generation then
+                raise exception 'record %: from % to pending only by a new generation', old.id, old.state;
             end if;
         end if;
     end if;

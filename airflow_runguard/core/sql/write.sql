@@ -19,15 +19,17 @@ begin
     insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
     values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
         'call', p_call, 'state', p_state, 'effect', p_effect, 'result', encode(p_result, 'escape'))::text);
-    if p_effect is distinct from 'applied' or r.generation <> p_generation or runguard.broken(r) <> '' then
+    if p_effect is distinct from 'applied' or r.generation <> p_generation or runguard.broken(r) <> ''
+       or r.state not in ('running', 'pending', 'paused', 'failed') then
         return r;
     end if;
+    update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
+           first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
+     where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state not in ('started', 'done');
     if r.state = 'running' then
-        update runguard.record set late_applied = late_applied + 1 where id = r.id returning * into r;
-    elsif r.state in ('pending', 'paused', 'failed') then
-        update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
-               first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
-         where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'done';
+        update runguard.record set late_applied = late_applied + 1,
+               first_unknown_at = coalesce(first_unknown_at, clock_timestamp()) where id = r.id returning * into r;
+    else
         update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
                first_unknown_at = clock_timestamp(), resume_at = null,
                error = format('call %s was said not to have happened, but a stale holder reports that it was applied', p_call)
@@ -71,7 +73,11 @@ begin
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
     v_now := clock_timestamp();
-    if not found then
+    if not found or r.fence < p_fence or r.generation < p_generation
+       or (r.fence = p_fence and r.generation = p_generation and r.nonce is distinct from p_nonce) then
+        -- Not there, as it was before this grant, or (its number given away again) another record: time was lost.
+        return query select 'intent', n, 'lost', null::text, null::integer, v_now, null::timestamptz, null::bytea, null::text, null::text, null::bigint
+                       from unnest(p_i_name) n;
         return query select 'record', '', 'missing', null::text, null::integer, v_now, null::timestamptz, null::bytea, null::text, null::text, null::bigint;
         return;
     end if;
@@ -82,7 +88,10 @@ begin
     for i in 1 .. coalesce(array_length(p_o_name, 1), 0) loop
         select * into c from runguard.call k
          where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
-        if mine and c.fence = p_fence and c.state in ('started', 'in_doubt') then
+        if c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i]
+           and (r.store_result = 'none' or c.result_digest is not distinct from sha256(p_o_result[i])) then
+            null;                               -- booked before; its answer was lost
+        elsif mine and c.fence = p_fence and c.state in ('started', 'in_doubt') then
             v_state := p_o_state[i];
             v_said := '';
             if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
@@ -107,8 +116,6 @@ begin
                 v_event := runguard.book(r, 'answered', p_actor, coalesce(p_o_error[i], ''), json_build_object(
                     'call', p_o_name[i], 'state', v_state, 'evidence', v_said || coalesce(p_o_evidence[i], ''))::text, p_nonce);
             end if;
-        elsif c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i] then
-            null;                               -- booked before; its answer was lost
         else
             r := runguard.keep_late_outcome(r, p_generation, p_fence, p_actor, p_o_name[i], p_o_state[i],
                      case when p_o_state[i] = 'done' then 'applied' else p_o_effect[i] end, p_o_error[i], p_o_result[i]);
@@ -118,7 +125,7 @@ begin
     for i in 1 .. coalesce(array_length(p_i_name, 1), 0) loop
         c := null;
         v_said := 'lost';
-        if live and v_now < r.hold_until then
+        if live and v_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
             v_said := 'in_doubt';
             if r.late_applied = 0 then
                 select * into s from runguard.start_call(r, p_i_name[i], p_i_intent[i], p_max_call_time, p_key_lifetime);
@@ -206,9 +213,9 @@ declare
     r runguard.record;
 begin
     perform runguard.pin();
-    for r in select k.* from runguard.record k where k.state = 'running' and k.lease_until <= clock_timestamp()
+    for r in select k.* from runguard.record k
+              where k.state = 'running' and k.lease_until <= clock_timestamp() and runguard.broken(k) = ''
               order by k.id limit p_limit for update skip locked loop
-        continue when runguard.broken(r) <> '';
         perform runguard.open_for_writing();
         if r.open_calls > 0 or r.first_unknown_at is not null then
             perform runguard.move_to_doubt(r, p_actor, runguard.silent_holder(r));

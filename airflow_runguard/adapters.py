@@ -1,0 +1,111 @@
+"""What the guard knows about operator classes: what their order is, whether they are one request, which are refused.
+
+An operator without an adapter counts as an undeclared body: any error of it is unknown for the effect, and its payload
+is its template fields without headers, environments and connections. Matching is by class path through the ancestors,
+so that no provider is imported.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_runguard.core.errors import PlanningError
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+
+NEVER_ORDER = ("headers", "env", "environment")
+"""Template fields that carry tokens or run data, never the order."""
+
+
+def _template_fields(operator: BaseOperator) -> dict[str, Any]:
+    names = [name for name in operator.template_fields if name not in NEVER_ORDER and not name.endswith("conn_id")]
+    return {name: getattr(operator, name, None) for name in names}
+
+
+def _fields(*names: str) -> Callable[[BaseOperator], dict[str, Any]]:
+    return lambda operator: {name: getattr(operator, name, None) for name in names}
+
+
+def _python_arguments(operator: BaseOperator) -> dict[str, Any]:
+    """The arguments that the author gave, by the function's own names; never what Airflow adds from its context."""
+    from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
+
+    python: Any = operator
+    signature = inspect.signature(python.python_callable)
+    given = {name: value for name, value in dict(python.op_kwargs).items() if name in signature.parameters}
+    free = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    if free:
+        given = dict(python.op_kwargs)
+    try:
+        bound = signature.bind_partial(*python.op_args, **given)
+    except TypeError as error:
+        raise PlanningError(f"The arguments do not fit {python.python_callable.__name__}: {error}.") from error
+    bound.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            arguments.update(value)
+        elif name not in KNOWN_CONTEXT_KEYS and not (kind is inspect.Parameter.VAR_POSITIONAL and not value):
+            arguments[name] = value
+    return arguments
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """
+    :param arguments: the order of a rendered operator, by field.
+    :param single_request: whether it makes exactly one request, so that its error speaks for the effect.
+    :param prepare: makes a parsed operator guardable, or raises :class:`PlanningError`.
+    :param known: an error needs no ``on_doubt`` from the author: asking is the default.
+    :param refused: why it cannot be guarded.
+    """
+
+    arguments: Callable[[BaseOperator], Mapping[str, Any]] = _template_fields
+    single_request: Callable[[BaseOperator], bool] = lambda operator: False
+    prepare: Callable[[BaseOperator], None] = lambda operator: None
+    known: bool = False
+    refused: str = ""
+
+
+def _http_is_single(operator: Any) -> bool:
+    return not operator.pagination_function and not operator.retry_args
+
+
+def _http_in_the_worker(operator: Any) -> None:
+    # Deferrable, it would send from the triggerer, which sends again after a restart; on the worker it is one request.
+    operator.deferrable = False
+
+
+ADAPTERS: Mapping[str, Adapter] = {
+    "airflow.providers.standard.operators.python.PythonOperator": Adapter(arguments=_python_arguments),
+    "airflow.providers.http.operators.http.HttpOperator": Adapter(
+        arguments=_fields("endpoint", "method", "data"),
+        single_request=_http_is_single,
+        prepare=_http_in_the_worker,
+        known=True,
+    ),
+    "airflow.providers.common.sql.operators.sql.SQLExecuteQueryOperator": Adapter(
+        arguments=_fields("sql", "parameters", "database"), known=True
+    ),
+    "airflow.providers.standard.operators.empty.EmptyOperator": Adapter(
+        refused="the scheduler marks it successful without running it"
+    ),
+    "airflow.providers.standard.operators.trigger_dagrun.TriggerDagRunOperator": Adapter(
+        refused="Airflow triggers the run after execute has ended, where no guard can see it; give it a trigger_run_id "
+        "of its own, which Airflow refuses to create twice"
+    ),
+}
+
+
+def adapter_for(cls: type) -> Adapter:
+    """The adapter of the nearest ancestor that has one."""
+    for ancestor in cls.__mro__:
+        adapter = ADAPTERS.get(f"{ancestor.__module__}.{ancestor.__qualname__}")
+        if adapter is not None:
+            return adapter
+    return Adapter()

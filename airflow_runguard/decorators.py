@@ -1,0 +1,99 @@
+"""The door for functions: ``@task.guarded`` and its typed twin :func:`guarded_task`.
+
+The twin is the same decorator with its options and the injected first parameter ``guard`` typed, so that mypy and
+pyright see the call as the DAG author writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
+
+import attr
+from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
+from airflow.sdk.bases.decorator import _TaskDecorator
+
+from airflow_runguard.operators import GuardMixin, for_function, injected, with_defaults
+from airflow_runguard.options import Guard, GuardOptions, check_mapped
+
+if TYPE_CHECKING:
+    from typing import Protocol, Unpack
+
+    from airflow.sdk.bases.decorator import Task
+
+    from airflow_runguard.core.guard import GuardContext
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _GuardedDecoratedOperator(GuardMixin, _PythonDecoratedOperator):
+    """The operator behind ``@task.guarded``."""
+
+    custom_operator_name = "@task.guarded"
+
+    @with_defaults
+    def __init__(self, *, python_callable: Callable[..., Any], guard: Guard | None = None, **kwargs: Any) -> None:
+        function, takes_guard = injected(python_callable)
+        super().__init__(python_callable=function, guard=for_function(guard or Guard(), takes_guard), **kwargs)
+
+
+class _GuardedTaskDecorator(_TaskDecorator[Any, Any, Any]):
+    def _expand(self, *args: Any, **kwargs: Any) -> Any:
+        check_mapped(self.kwargs.get("guard"), self.operator_class)
+        return super()._expand(*args, **kwargs)
+
+
+if TYPE_CHECKING:
+
+    class _Decorator(Protocol):
+        @overload
+        def __call__(self, function: Callable[Concatenate[GuardContext, P], R], /) -> Task[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+
+@overload
+def guarded_task(
+    python_callable: None = None,
+    /,
+    *,
+    task_id: str = ...,
+    retries: int = ...,
+    operator_options: dict[str, Any] | None = None,
+    multiple_outputs: bool | None = None,
+    **options: Unpack[GuardOptions],
+) -> _Decorator: ...
+@overload
+def guarded_task(python_callable: Callable[Concatenate[GuardContext, P], R], /) -> Task[P, R]: ...
+@overload
+def guarded_task(python_callable: Callable[P, R], /) -> Task[P, R]: ...
+def guarded_task(
+    python_callable: Callable[..., Any] | None = None,
+    /,
+    *,
+    multiple_outputs: bool | None = None,
+    **options: Any,
+) -> Any:
+    """Make a function a guarded task: its external effect happens once, whatever Airflow does.
+
+    A function whose first parameter is ``guard`` is given the :class:`GuardContext` there and makes its calls with
+    ``guard.call``; any other function is one call itself and must say ``on_doubt``.
+
+    :param options: those of :class:`Guard`; all others are the operator's (``retries``, ``pool``, …).
+    :raises PlanningError: an option or value that cannot be used, when the DAG is parsed.
+    """
+    mine = {name: options.pop(name) for name in list(options) if name in GuardOptions.__annotations__}
+    guard = options.pop("guard", None) or Guard(**mine)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        injectable, takes_guard = injected(function)
+        return _GuardedTaskDecorator(
+            function=injectable,
+            multiple_outputs=cast(bool, attr.NOTHING) if multiple_outputs is None else multiple_outputs,
+            operator_class=_GuardedDecoratedOperator,
+            kwargs={**options, "guard": for_function(guard, takes_guard)},
+            decorator_name="task.guarded",
+        )
+
+    return decorate if python_callable is None else decorate(python_callable)

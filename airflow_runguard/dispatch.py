@@ -1,0 +1,248 @@
+"""Runs one command of the command line: usage that argparse cannot judge, where the ledger is, printing, exit codes.
+
+The two doors differ only in how they find the ledger. Whatever ends a command is one sentence with a remedy, as text
+or as JSON, and never shows a password.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from airflow_runguard import codec, commands, screen
+from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError, RunGuardError
+from airflow_runguard.core.ledger import Connect, Ledger
+
+DONE, REFUSED, USAGE, UNAVAILABLE = 0, 1, 2, 3
+WHY = (
+    "It is kept in the ledger with your name and the time, for whoever asks later why money moved (or did not). "
+    "Add --reason 'what you found out, and where'."
+)
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where the ledger is, as one of the two doors knows it. ``settings`` is ``None`` without Airflow."""
+
+    deployment: str
+    connect: Connect
+    settings: Any = None
+
+
+def through_airflow(args: argparse.Namespace) -> Door:
+    """The ledger of ``[runguard]``. :raises PlanningError: an option or Connection that cannot be used."""
+    from airflow_runguard import config
+
+    settings = config.settings()
+    return Door(args.deployment or settings.deployment, config.connect_ledger(settings), settings)
+
+
+def through_dsn(args: argparse.Namespace) -> Door:
+    """The ledger of ``--dsn``. :raises PlanningError: it is missing or malformed; it is never repeated."""
+    if not args.dsn:
+        raise PlanningError("Nothing says where the ledger is.", "Add --dsn postgresql://user@host:5432/database.")
+    try:
+        conninfo = make_conninfo(args.dsn, **{**DEFAULTS, **conninfo_to_dict(args.dsn)})  # type: ignore[arg-type]
+    except psycopg.Error:
+        raise PlanningError(
+            "--dsn is no PostgreSQL URL (it is not repeated here, since there may be a password in it).",
+            "Write it like postgresql://user@host:5432/database; a special character in a password is percent-encoded.",
+        ) from None
+    return Door(args.deployment or "default", lambda: psycopg.connect(conninfo))
+
+
+DEFAULTS = {"connect_timeout": 10, "application_name": "airflow_runguard"}
+
+
+def run(name: str, args: argparse.Namespace, through: Callable[[argparse.Namespace], Door], *, changes: bool) -> int:
+    """Run one command and print what comes of it. Returns the exit code.
+
+    :param changes: it changes a record or the ledger in a person's name, so it needs a reason.
+    """
+    as_json = args.output == "json"
+    try:
+        _check_usage(name, args, changes)
+        data = _do(name, args, through, changes)
+    except RunGuardError as error:
+        return refuse(error, as_json=as_json, secrets=_secrets(args))
+    except psycopg.Error as error:  # a CHECK of the ledger, say: its transaction is undone
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        refused = RunGuardError(
+            f"The ledger refused it: {said}. Nothing was changed.", "Run `airflow runguard doctor`."
+        )
+        return refuse(refused, as_json=as_json, secrets=_secrets(args))
+    _print(_hide(screen.as_json(data) if as_json else screen.as_text(name, data), _secrets(args)))
+    return REFUSED if data.get("failed") else DONE
+
+
+def refuse(error: RunGuardError, *, as_json: bool, secrets: tuple[str, ...] = ()) -> int:
+    """Print an error: text to stderr, JSON to stdout. Returns the exit code."""
+    what, remedy = _hide(error.what, secrets), _hide(error.remedy, secrets)
+    if as_json:
+        _print(json.dumps({"error": what, "remedy": remedy}, ensure_ascii=False))
+    else:
+        print(f"{what}\n{remedy}", file=sys.stderr)  # noqa: T201
+    match error:
+        case LedgerUnavailable() | LedgerNotReady():
+            return UNAVAILABLE
+        case PlanningError():
+            return USAGE
+    return REFUSED
+
+
+def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
+    """What argparse cannot say, or cannot say why."""
+    for option, value in vars(args).items():
+        if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
+            raise PlanningError(f"{option} is not readable text in this terminal's encoding.", "Write it in UTF-8.")
+    looks_only = name == "repair" and not (args.accept or args.set_state)
+    if changes and not looks_only and not (args.reason or "").strip():
+        raise PlanningError(f"`{name}` changes the ledger, so it needs a --reason. Nothing was changed.", WHY)
+    if name == "resolve":
+        if not args.answer:
+            raise PlanningError(
+                "Say what you found out at the vendor. Nothing was changed.",
+                "Add --happened (it never runs again), --did-not-happen (the next try runs it) or --failed (leave it).",
+            )
+        if args.result is not None and args.answer != "happened":
+            raise PlanningError(
+                "Only what happened has a --result. Nothing was changed.", "Add --happened, or leave it out."
+            )
+        if args.force and args.answer != "did_not_happen":
+            raise PlanningError("--force belongs to --did-not-happen. Nothing was changed.", "Leave it out.")
+    if name == "db acknowledge-restore" and not (args.lost_since or args.nothing_lost):
+        raise PlanningError(
+            "Say what was lost, since what looks new may have been done in the time that is gone. Nothing was changed.",
+            "Add --lost-since TIME, or --nothing-lost if you know.",
+        )
+    if name == "repair" and not looks_only and not args.seen:
+        raise PlanningError(
+            "Say which line you looked at, so that none that changed meanwhile is mended. Nothing was changed.",
+            "Run `airflow runguard repair KEY` first; it shows the line and the token for --seen.",
+        )
+
+
+def _do(
+    name: str, args: argparse.Namespace, through: Callable[[argparse.Namespace], Door], changes: bool
+) -> commands.Data:
+    if name == "db upgrade" and args.sql:
+        deployment = args.deployment or ("default" if "dsn" in args else through(args).deployment)
+        return commands.db_upgrade(None, deployment=deployment, sql=True)
+    door = through(args)
+    if name == "db upgrade":
+        return commands.db_upgrade(door.connect, deployment=door.deployment, sql=False)
+    if name == "doctor":
+        return commands.doctor(door.connect, deployment=door.deployment, settings=door.settings)
+    ledger = Ledger(door.connect, deployment=door.deployment)
+    try:
+        ledger.check()
+        return _with_ledger(name, args, ledger, changes)
+    finally:
+        ledger.close()
+
+
+def _with_ledger(name: str, args: argparse.Namespace, ledger: Ledger, changes: bool) -> commands.Data:
+    who = {"actor": _actor(args), "reason": args.reason} if changes else {}
+    match name:
+        case "db check":
+            return commands.db_check(ledger)
+        case "db acknowledge-restore":
+            return commands.acknowledge_restore(ledger, lost_since=args.lost_since, **who)
+        case "sweep":
+            return commands.sweep(ledger, actor=_actor(args))
+        case "list":
+            return commands.list_records(
+                ledger,
+                state=args.state,
+                dag_id=args.dag_id,
+                namespace=args.namespace,
+                prefix=args.key_prefix,
+                needs_person=args.needs_person,
+                after=args.after,
+                limit=args.limit,
+            )
+    record = commands.find(ledger, args.key, args.namespace)
+    match name:
+        case "show":
+            return commands.show(ledger, record)
+        case "explain":
+            return commands.explain(ledger, record)
+        case "resolve":
+            return commands.resolve(
+                ledger,
+                record,
+                args.answer,
+                call=args.call,
+                result=None if args.result is None else _as_stored(args.result),
+                reference=args.reference,
+                force=args.force,
+                **who,
+            )
+        case "reopen":
+            return commands.reopen(ledger, record, again_although_applied=args.again_although_applied, **who)
+        case "release":
+            return commands.release(ledger, record, **who)
+        case "repair" if args.accept or args.set_state:
+            return commands.repair(ledger, record, state=args.set_state, seen=args.seen, **who)
+        case "repair":
+            return commands.broken_line(ledger, record)
+        case "accept-payload":
+            return commands.accept_payload(ledger, record, **who)
+        case "rename":
+            return commands.rename(ledger, record, args.new, namespace=args.new_namespace, **who)
+    raise AssertionError(f"{name} is not implemented")
+
+
+def _actor(args: argparse.Namespace) -> str:
+    if args.actor and args.actor.strip():
+        return f"person:{args.actor.strip()}"
+    try:
+        return f"person:{getpass.getuser()}"
+    except (KeyError, OSError):  # a container's user without a name
+        return f"person:uid-{os.getuid()}"
+
+
+def _as_stored(text: str) -> bytes:
+    """The bytes that a task would have stored for this value."""
+
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        return codec.dump(json.loads(text, parse_constant=refuse))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise PlanningError(
+            f"--result cannot be stored: {error}. Nothing was changed.",
+            "Write it as JSON; a text has its own quotes: --result '\"ch_123\"'.",
+        ) from error
+
+
+def _secrets(args: argparse.Namespace) -> tuple[str, ...]:
+    """The password of ``--dsn`` as messages may have it, also where an unescaped ``@`` made it a part of the host."""
+    user, _, _ = (getattr(args, "dsn", None) or "").partition("://")[2].rpartition("@")
+    password = user.partition(":")[2]
+    parts = {password, unquote(password), *password.split("@")}
+    return tuple(sorted((part for part in parts if len(part) > 2), key=len, reverse=True))
+
+
+def _hide(text: str, secrets: tuple[str, ...]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "***")
+    return text
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)  # noqa: T201
+    except BrokenPipeError:  # `… | head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,341 @@
+"""One entry of one task instance into the guard: Airflow's context in, Airflow's exceptions out.
+
+Only this room knows what Airflow's control-flow exceptions mean to a record, and which of them a refusal becomes. The
+guard itself is ``core/guard.py``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRescheduleException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+    DownstreamTasksSkipped,
+    TaskAwaitingInput,
+    TaskDeferred,
+)
+
+from airflow_runguard import codec
+from airflow_runguard.adapters import Adapter, adapter_for
+from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
+from airflow_runguard.core import guard as core
+from airflow_runguard.core import keys
+from airflow_runguard.core.errors import LedgerUnavailable, PlanningError, RunGuardError
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Holder, Order, Payload
+from airflow_runguard.options import Guard, check_mapped, seconds
+from airflow_runguard.rendering import render_key
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.definitions.context import Context
+
+SHORTEST_WAIT = 15.0
+"""Seconds. A task that comes back within about 6 s can be failed by the scheduler although it runs (3.3.2)."""
+LONGEST_LOOK = 60.0
+"""Seconds after which a busy record is looked at again, whatever its lease says."""
+JITTER = 5.0
+HAND_OVER_MARGIN = 600.0
+"""Seconds beyond the deadline of a deferral within which the same task instance may still come back."""
+
+
+VENDOR_KEY = "runguard-idempotency-key"
+"""What ``{{ guard.idempotency_key }}`` renders to. The real key is put in its place once the record is granted, since
+only then the ledger knows the attempt; until then it also keeps the key out of the payload."""
+
+
+class Entry:
+    """One entry of one task instance into the guard: Airflow's context in, Airflow's exceptions out."""
+
+    def __init__(
+        self, operator: BaseOperator, guard: Guard, context: Context, resumes: tuple[str, Any] | None = None
+    ) -> None:
+        self.operator, self.guard, self.context, self.resumes = operator, guard, context, resumes
+        self.ti: Any = context["ti"]
+        self.adapter: Adapter = adapter_for(type(operator))
+        self.xcoms: dict[str, Any] = {}
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        try:
+            options = settings()
+            order = self.order(options)
+        except PlanningError as error:
+            self.say(logging.ERROR, str(error))
+            raise AirflowFailException(str(error)) from error
+        try:
+            ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
+            try:
+                leases = core.ready(ledger, redis_client(options, self.guard.depth))
+                how = core.run(ledger, leases, self.work(order, body))
+            except LedgerUnavailable as error:
+                how = core.Waiting(f"{error.what} No call was made.")
+            finally:
+                ledger.close()
+        except RunGuardError as error:
+            self.say(logging.ERROR, str(error))
+            # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.
+            raise AirflowException(str(error)) from error
+        return self.answer(how, options)
+
+    # -- in --------------------------------------------------------------------------------------------------------
+
+    def order(self, options: Settings) -> Order:
+        """The key and the payload, rendered twice: what differs between two renderings names nothing."""
+        name, order = self._named(), self._payload()
+        if name != self._named() or order.digest != self._payload().digest:
+            raise PlanningError(
+                "The key or the payload came out differently when it was rendered twice (a clock, a random number, an "
+                "iterator?), so it cannot name the same work tomorrow."
+            )
+        guard = self.guard
+        deployment = options.test_deployment if _is_test() else options.deployment
+        namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
+        on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
+        dag_run: Any = self.context.get("dag_run")
+        return Order(
+            identity=keys.identity(deployment, namespace, name),
+            payload=order,
+            calls=guard.calls or "body",
+            on_doubt=on_doubt,
+            store_result=guard.store_result,
+            lease=seconds(guard.lease, options.lease_ttl),
+            max_hold=seconds(guard.max_hold, options.max_hold),
+            max_call_time=seconds(guard.max_call_time, options.max_call_time),
+            max_claims=guard.max_claims or options.max_claims,
+            key_lifetime=seconds(guard.key_lifetime, options.key_lifetime),
+            run_at=getattr(dag_run, "run_after", None) or getattr(dag_run, "logical_date", None),
+        )
+
+    def work(self, order: Order, body: Callable[[], Any]) -> core.Work:
+        ti = self.ti
+        holder = Holder(
+            nonce=uuid.uuid4().hex,
+            ti_id=str(ti.id),
+            dag_id=ti.dag_id,
+            task_id=ti.task_id,
+            run_id=ti.run_id,
+            try_number=ti.try_number,
+            map_index=-1 if ti.map_index is None else ti.map_index,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        on_doubt = self.guard.on_doubt
+        return core.Work(
+            order=order,
+            holder=holder,
+            body=lambda guard: self._body(guard, body),
+            dump=codec.dump,
+            load=codec.load,
+            signal=self._signal,
+            reconcile=on_doubt if callable(on_doubt) else None,
+            single_request=self.guard.single_request,
+            allow_no_call=self.guard.allow_no_call,
+        )
+
+    def _body(self, guard: core.GuardContext, body: Callable[[], Any]) -> Any:
+        if guard.body_is_call:
+            for name in self.operator.template_fields:
+                rendered = getattr(self.operator, name, None)
+                setattr(self.operator, name, _replaced(rendered, guard.idempotency_key))
+        object.__setattr__(self.operator, "_guard_context", guard)
+        with self._recorded_xcoms():
+            value = body()
+        return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
+
+    @contextmanager
+    def _recorded_xcoms(self) -> Iterator[None]:
+        """Remember what the task pushes itself, for the replay: Airflow deletes a task's XComs when it runs again."""
+        push = self.ti.xcom_push
+
+        def xcom_push(key: str, value: Any, **kwargs: Any) -> None:
+            push(key=key, value=value, **kwargs)
+            self.xcoms[key] = value
+
+        object.__setattr__(self.ti, "xcom_push", xcom_push)
+        try:
+            yield
+        finally:
+            object.__delattr__(self.ti, "xcom_push")
+
+    def _named(self) -> str:
+        if self.guard.key is None:
+            if self.ti.map_index is not None and self.ti.map_index >= 0:
+                check_mapped(None, type(self.operator))
+            dag_run: Any = self.context.get("dag_run")
+            scope = keys.default_scope(
+                getattr(dag_run, "partition_date", None),
+                getattr(dag_run, "partition_key", None),
+                getattr(dag_run, "logical_date", None),
+            )
+            if scope is None:
+                raise PlanningError(
+                    f"Run {self.ti.run_id!r} has neither a partition nor a logical date, so nothing names the work.",
+                    "Say what it is: guard=Guard(key='…').",
+                )
+            return scope
+        context: dict[str, Any] = {**self.context, "args": _View(self._arguments())}
+        return render_key(self.guard.key, context, env=self.operator.get_template_env())
+
+    def _payload(self) -> Payload:
+        arguments = self._arguments()
+        chosen = self.guard.payload
+        if chosen is None:
+            return keys.payload(arguments)
+        if callable(chosen):
+            return keys.payload(chosen(_View(arguments)))
+        missing = [name for name in chosen if name not in arguments]
+        if missing:
+            raise PlanningError(f"payload names {', '.join(missing)}; the task has {', '.join(arguments)}.")
+        return keys.payload({name: arguments[name] for name in chosen})
+
+    def _arguments(self) -> Mapping[str, Any]:
+        return self.adapter.arguments(self.operator)
+
+    # -- out -------------------------------------------------------------------------------------------------------
+
+    def answer(self, how: core.How, options: Settings) -> Any:
+        match how:
+            case core.Done(value=value, replayed=replayed):
+                answer = value if isinstance(value, codec.Answer) else codec.Answer(value)
+                if replayed:
+                    self.say(logging.INFO, "Done before: nothing was called, the stored result is given back.")
+                    self._restore(answer)
+                return answer.value
+            case core.Waiting():
+                self.wait(how, options)
+            case core.Passed(signal=signal):
+                raise signal
+            case core.Ended():
+                self.end(how)
+
+    def _restore(self, answer: codec.Answer) -> None:
+        """The rest of what the first time gave: its own XComs, and the decision that it raised."""
+        for key, value in answer.xcoms.items():
+            self.ti.xcom_push(key=key, value=value)
+        if answer.raised == "skip":
+            raise AirflowSkipException(answer.value)
+        if answer.raised == "skip_downstream":
+            tasks = [tuple(task) if isinstance(task, list) else task for task in answer.value]
+            raise DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+
+    def wait(self, how: core.Waiting, options: Settings) -> None:
+        """Come back later without a worker slot and without spending a retry."""
+        if how.busy and self.guard.on_busy == "skip":
+            raise AirflowSkipException(how.reason)
+        if how.busy and self.guard.on_busy == "fail":
+            raise AirflowFailException(how.reason)
+        first = self.ti.get_first_reschedule_date(self.context)
+        waited = (datetime.now(UTC) - first).total_seconds() if first else 0.0
+        if waited > options.busy_wait_limit:
+            raise AirflowFailException(
+                f"{how.reason} Waited {waited:.0f} s, longer than [runguard] busy_wait_limit. No call was made; "
+                "clear the task when the reason is gone."
+            )
+        delay = LONGEST_LOOK if how.seconds is None else how.seconds
+        if how.busy:
+            delay = min(delay, LONGEST_LOOK)
+        delay = max(delay, SHORTEST_WAIT) + random.uniform(0, JITTER)  # noqa: S311 - spreads load, keeps no secret
+        self.say(logging.WARNING, f"{how.reason} Waiting; looking again in {delay:.0f} s.")
+        until = datetime.now(UTC) + timedelta(seconds=delay)
+        if self.resumes is not None:
+            # A reschedule would begin the work from its start; a deferred task must go on where it was.
+            from airflow.providers.standard.triggers.temporal import DateTimeTrigger
+
+            method, kwargs = self.resumes
+            raise TaskDeferred(
+                trigger=DateTimeTrigger(moment=until),
+                method_name="_guard_resume",
+                kwargs={"method": method, "kwargs": kwargs},
+            )
+        raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
+
+    def end(self, how: core.Ended) -> None:
+        error = how.error
+        self.say(logging.ERROR, how.message)
+        if error is not None and not isinstance(error, Exception | AirflowTaskTimeout):
+            raise error
+        if not how.retry:
+            raise AirflowFailException(how.message) from error
+        if error is not None and not isinstance(error, RunGuardError):
+            raise error
+        raise AirflowException(how.message) from error
+
+    def say(self, level: int, what: str) -> None:
+        self.operator.log.log(level, "RunGuard: %s", what)
+
+    def _signal(self, error: BaseException) -> core.HandOver | core.Decision | None:
+        """What Airflow's control-flow exceptions mean to the record: the one table."""
+        match error:
+            case TaskDeferred():
+                if getattr(error.trigger, "end_from_trigger", False):
+                    return None  # the task would end without coming back: nobody could book its outcome
+                return core.HandOver(self._deadline(error.timeout))
+            case TaskAwaitingInput():
+                return core.HandOver(self._deadline(getattr(error, "timeout", None)))
+            case AirflowRescheduleException():
+                return core.HandOver((error.reschedule_date - datetime.now(UTC)).total_seconds() + HAND_OVER_MARGIN)
+            case AirflowSkipException():
+                return core.Decision(codec.Answer(str(error), self.xcoms, raised="skip"))
+            case DownstreamTasksSkipped():
+                return core.Decision(codec.Answer(list(error.tasks), self.xcoms, raised="skip_downstream"))
+        return None
+
+    def _deadline(self, timeout: timedelta | float | None) -> float:
+        """How long a deferred holder is waited for: its own timeout and a margin, else ``max_hold``."""
+        limit = seconds(self.guard.max_hold, settings().max_hold)
+        return limit if timeout is None else min(seconds(timeout, limit) + HAND_OVER_MARGIN, limit)
+
+
+class _View(Mapping[str, Any]):
+    """Arguments by name, as attributes too: ``args.invoice.id`` in a template, ``args.invoice`` in a function."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        self._arguments = arguments
+
+    def __getitem__(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arguments)
+
+    def __len__(self) -> int:
+        return len(self._arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._arguments[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _replaced(value: Any, key: str) -> Any:
+    """The value with the vendor key in place of its stand-in, at any depth of plain containers."""
+    if isinstance(value, str):
+        return value.replace(VENDOR_KEY, key)
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, key) for item in value)
+    if type(value) is dict:
+        return {name: _replaced(item, key) for name, item in value.items()}
+    return value
+
+
+def _is_test() -> bool:
+    """Whether ``dag.test()`` or ``airflow tasks test`` runs this: then Airflow's supervisor lives in this process."""
+    from airflow.sdk.execution_time import task_runner
+
+    supervisor = sys.modules.get("airflow.sdk.execution_time.supervisor")  # a real task need not have loaded it
+    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
+    return supervisor is not None and isinstance(comms, supervisor.InProcessSupervisorComms)

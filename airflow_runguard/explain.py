@@ -1,0 +1,246 @@
+"""A record in sentences: what happened when and by whom, why it stands where it stands, and who moves it on.
+
+Made for the person who is woken up. Says nothing that the ledger does not say, and never guesses whether an effect
+happened. Reads values only: no ledger, no clock (``now`` is the database's).
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_runguard.core.record import Call, CallState, Effect, Event, Identity, Record, State
+
+OPEN = (CallState.STARTED, CallState.IN_DOUBT)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """:param why: it stands where it stands. :param who: moves it on. :param commands: what that person may type."""
+
+    why: str
+    who: str
+    commands: tuple[str, ...] = ()
+
+
+def command(verb: str, identity: Identity, options: str = "") -> str:
+    """A line to paste into a shell."""
+    name = shlex.quote(str(identity))
+    parts = (verb, options, "--", name) if str(identity).startswith("-") else (verb, name, options)
+    return " ".join(("airflow runguard", *filter(None, parts)))
+
+
+def iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def when(moment: datetime | None, now: datetime) -> str:
+    """``2026-03-10T12:00:00Z (3 min ago)``; '' for no time."""
+    if moment is None:
+        return ""
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) < 1:
+        return f"{iso(moment)} (now)"
+    units = (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800), ("days", 86_400, float("inf")))
+    span = next(f"{abs(seconds) / length:.0f} {unit}" for unit, length, limit in units if abs(seconds) < limit)
+    return f"{iso(moment)} ({span} ago)" if seconds > 0 else f"{iso(moment)} (in {span})"
+
+
+def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
+    """Why the record stands where it stands, and who moves it on with which command."""
+    name = record.identity
+    anew = command("reopen", name, "--again-although-applied --reason=…")
+    happened = command("resolve", name, "--happened --result=JSON --reason=…")
+    if record.broken:
+        return Standing(
+            f"Its line in the ledger cannot be trusted: {record.broken}. Nothing is called for it and nothing is "
+            "overwritten, since what it says of the money may be wrong.",
+            "A person looks at the line, asks the vendor, and repairs it",
+            (command("repair", name),),
+        )
+    match record.state:
+        case State.PENDING:
+            why = f" ({record.error})" if record.error else ""
+            return Standing(
+                f"It has not begun, or it is proven that it did not happen{why}.",
+                "The next try or run does; clear the task if there is none",
+            )
+        case State.RUNNING:
+            return _running(record, now)
+        case State.DONE:
+            return Standing(
+                f"It happened; booked at {when(record.finished_at, now)}. {_stored(record)}",
+                "Nobody: it never runs again by itself. A person may order it anew, which has the effect a second time",
+                (anew,),
+            )
+        case State.PAUSED:
+            return Standing(
+                f"It waits, and waiting will mend it: {_trouble(record)}. It did not happen.",
+                f"The task does, by itself, not before {when(record.resume_at, now)}",
+            )
+        case State.FAILED if record.effect is Effect.NOT_APPLIED:
+            return Standing(
+                f"It did not happen, and waiting will not mend it: {_trouble(record)}.",
+                "A person mends the cause and clears the task; the next try then runs it"
+                if record.needs_person
+                else "The next try or run does; clear the task if there is none",
+            )
+        case State.FAILED if record.effect is Effect.APPLIED:
+            return Standing(
+                f"It happened, but what came back was refused: {_trouble(record)}. It does not run again, since that "
+                "would have the effect twice.",
+                "A person says what its result is, or orders it anew",
+                (happened, anew),
+            )
+        case State.FAILED:
+            return Standing(
+                f"It failed for good, and it may have happened: {_trouble(record)}. It does not run again.",
+                "A person, who finds out that it happened after all, or orders it anew (after asking the vendor)",
+                (happened, anew),
+            )
+        case _:
+            return _in_doubt(record, calls, now)
+
+
+def _running(record: Record, now: datetime) -> Standing:
+    assert record.lease_until is not None  # a running line without one is broken
+    if record.lease_until > now:
+        return Standing(
+            f"{record.holder} works on it; {_open(record)}. Its lease ends at {when(record.lease_until, now)} unless "
+            "it is renewed.",
+            "Its holder does. If that is certainly dead or hung, a person may take it away",
+            (command("release", record.identity, "--reason=…"),),
+        )
+    after = "nobody will know whether it happened" if record.open_calls else "the next try runs it"
+    return Standing(
+        f"Its holder ({record.holder}) has been silent since its lease ended at {when(record.lease_until, now)}, with "
+        f"{_open(record)}; once that is booked, {after}.",
+        "The next try does, or a sweep, which does not wait for it",
+        ("airflow runguard sweep",),
+    )
+
+
+def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
+    name = record.identity
+    doubtful = [call.name for call in calls if call.generation == record.generation and call.state in OPEN]
+    which = f" The calls in question: {', '.join(doubtful)}." if doubtful and doubtful != ["body"] else ""
+    early = ""
+    if record.no_later_than is not None and record.no_later_than > now:
+        early = (
+            " It is too early to say that it did not happen: its request may still reach the vendor until "
+            f"{when(record.no_later_than, now)}."
+        )
+    others = {
+        "ask": "",
+        "reconcile": ", or the task's next try, which asks the vendor",
+        "replay": ", or the task's next try, which repeats it under its vendor key while the vendor remembers that",
+    }[record.on_doubt]
+    one = f" --call={shlex.quote(doubtful[0])}" if len(doubtful) > 1 else ""
+    return Standing(
+        f"Nobody knows whether it happened: {_trouble(record)}. It is not sent again blindly.{which}{early}",
+        f"A person, who looks it up at the vendor and says what is true{others}",
+        (
+            command("resolve", name, f"--happened{one} --result=JSON --reason=…"),
+            command("resolve", name, f"--did-not-happen{one} --reason=…"),
+            command("resolve", name, "--failed --reason=…"),
+        ),
+    )
+
+
+def _open(record: Record) -> str:
+    if not record.open_calls:
+        return "no call is open"
+    return f"{record.open_calls} call{'s are' if record.open_calls > 1 else ' is'} open"
+
+
+def _trouble(record: Record) -> str:
+    said = record.error or record.evidence or "no reason was booked"
+    kind = f" [{record.failure_class}]" if record.failure_class else ""
+    return said.rstrip(".") + kind
+
+
+def _stored(record: Record) -> str:
+    result = record.result
+    if result is not None and result.data is not None:
+        return "Its result is stored; a clear gives it back without calling anything."
+    if record.store_result == "none":
+        return "It keeps no result (store_result='none'); a clear gives back None without calling anything."
+    why = (result.missing if result else "") or f"store_result='{record.store_result}'"
+    return f"Its result is not stored ({why}); a clear ends in an error without calling anything."
+
+
+def name_at(identity: Identity, events: Sequence[Event], moment: datetime | None) -> Identity:
+    """The name that the record had then: vendor keys were made from that one, whatever it is called now."""
+    for event in events:
+        if event.kind == "renamed" and moment is not None and event.at > moment:
+            namespace, key = event.detail["from"]
+            return Identity(identity.deployment, namespace, key)
+    return identity
+
+
+def sentence(event: Event) -> str:
+    """One event in plain words, without its time."""
+    detail = event.detail
+    because = f": {event.reason}" if event.reason else ""
+    call = f"call {detail['call']!r}" if detail.get("call") else "the whole record"
+    match event.kind:
+        case "claimed":
+            return f"{event.actor} took it on (fence {event.fence})."
+        case "reentered":
+            return f"{event.actor} came back from waiting (fence {event.fence})."
+        case "taken_over":
+            return (
+                f"{event.actor} took it over from a holder that was silent and had nothing open (fence {event.fence})."
+            )
+        case "handed_over":
+            return f"{event.actor} went to wait in Airflow{because}."
+        case "resend":
+            return f"{event.actor} sends again under the same vendor key{because}."
+        case "called":
+            return f"{event.actor} was about to send {call}, attempt {detail.get('attempt', 1)}."
+        case "answered":
+            seen = f" [{detail['evidence']}]" if detail.get("evidence") else ""
+            return f"{call[0].upper()}{call[1:]} ended as {_plain(detail.get('state'))}{because}{seen}."
+        case "done":
+            return f"{event.actor} booked that it happened."
+        case "released":
+            return f"{event.actor} let go of it; nothing is open{because}."
+        case "paused" | "failed" | "in_doubt":
+            return f"{event.actor} booked it as {_plain(event.kind)}{because}{_evidence(detail)}."
+        case "poison":
+            return f"{event.actor} found it poisoned{because}."
+        case "late_outcome":
+            return (
+                f"{event.actor}, no longer its holder (fence {event.fence}), reported late: {call} ended as "
+                f"{_plain(detail.get('state'))}, effect {_plain(detail.get('effect'))}{because}. Kept as evidence."
+            )
+        case "payload_changed":
+            return f"{event.actor} brought another payload, which counts from here on{because}."
+        case "resolved":
+            reference = f", vendor's reference {detail['reference']}" if detail.get("reference") else ""
+            forced = ", forced although it was too early to know" if detail.get("forced") else ""
+            said = {"happened": "it happened", "did_not_happen": "it did not happen"}.get(
+                detail.get("answer", ""), "leave it as failed"
+            )
+            return f"{event.actor} said of {call}: {said}{reference}{forced}{because}."
+        case "reopened":
+            return f"{event.actor} ordered it anew, as generation {event.generation}{because}."
+        case "payload_accepted":
+            return f"{event.actor} lets the next try bring another payload{because}."
+        case "renamed":
+            return f"{event.actor} gave it its present name; before it was {'/'.join(detail.get('from', ()))}{because}."
+        case "repaired":
+            return f"{event.actor} repaired the line{because}. The old line is kept in this event."
+        case kind:
+            return f"{event.actor}: {kind}{because}."
+
+
+def _plain(word: Any) -> str:
+    return str(word or "not known").replace("_", " ")
+
+
+def _evidence(detail: Mapping[str, Any]) -> str:
+    return f" [{detail['evidence']}]" if detail.get("evidence") else ""

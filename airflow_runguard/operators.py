@@ -1,0 +1,186 @@
+"""The doors for operators: ``guarded(OperatorClass)`` and :class:`GuardedPythonOperator`.
+
+A guarded operator is a dynamic subclass whose ``execute`` and ``resume_execution`` run through the guard; nothing else
+decides anything (callbacks and listeners are hints in Airflow). ``entry.py`` is what the two methods do;
+``adapters.py`` knows which operators are one request and what their order is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk import BaseOperator
+from airflow.sdk.bases.operator import BaseOperatorMeta
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.sdk.definitions.xcom_arg import XComArg
+
+from airflow_runguard.adapters import adapter_for
+from airflow_runguard.core import guard as core
+from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.entry import VENDOR_KEY, Entry
+from airflow_runguard.options import ON_DOUBT, Guard, check_mapped
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    _Operator = BaseOperator
+else:
+    _Operator = object
+
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def with_defaults(constructor: F) -> F:
+    """Airflow applies ``default_args`` only in constructors that carry this."""
+    return cast(F, BaseOperatorMeta._apply_defaults(cast(Any, constructor)))
+
+
+class _TemplateGuard:
+    """``guard`` in templates."""
+
+    idempotency_key = VENDOR_KEY
+
+
+class GuardMixin(_Operator):
+    """What :func:`guarded` puts before an operator class. Not for direct use."""
+
+    guard: Guard
+
+    @with_defaults
+    def __init__(self, *, guard: Guard | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.guard = _checked(guard or Guard(), self)
+
+    @classmethod
+    def partial(cls, *, guard: Guard | None = None, **kwargs: Any) -> Any:
+        check_mapped(guard, cls)
+        return super().partial(guard=guard, **kwargs)
+
+    def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
+        context = cast("Context", {**context, "guard": _TemplateGuard()})
+        super().render_template_fields(context, jinja_env)
+
+    def execute(self, context: Context) -> Any:
+        return Entry(self, self.guard, context).run(lambda: super(GuardMixin, self).execute(context))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        if next_method == "_guard_resume":  # put off by the guard: see Entry.wait
+            next_method, next_kwargs = (next_kwargs or {})["method"], (next_kwargs or {})["kwargs"]
+        entry = Entry(self, self.guard, context, resumes=(next_method, next_kwargs))
+        return entry.run(lambda: super(GuardMixin, self).resume_execution(next_method, next_kwargs, context))
+
+    def on_kill(self) -> None:
+        """Airflow wants the task gone: no further call starts."""
+        running = getattr(self, "_guard_context", None)
+        if running is not None:
+            running.stop()
+        super().on_kill()
+
+
+C = TypeVar("C", bound=type[BaseOperator])
+
+
+def guarded(operator: Any, guard: Guard | None = None) -> Any:
+    """Guard an operator: a class (then ``guard=Guard(…)`` is an argument of its constructor and of ``partial``), or a
+    task that exists already (classic, mapped or made by ``@task``), with its :class:`Guard` given here.
+
+    :raises PlanningError: an operator that cannot be guarded, with the reason.
+    """
+    if isinstance(operator, type):
+        return guarded_class(operator)
+    if isinstance(operator, XComArg):
+        guarded(cast(Any, operator).operator, guard)
+        return operator
+    if isinstance(operator, MappedOperator):
+        check_mapped(guard, operator.operator_class)
+        operator.operator_class = guarded_class(operator.operator_class)
+        operator.partial_kwargs["guard"] = guard
+        return operator
+    if not isinstance(operator, BaseOperator):
+        raise PlanningError(f"{operator!r} is neither an operator nor a task.")
+    operator.__class__ = guarded_class(type(operator))
+    operator.guard = _checked(guard or Guard(), operator)
+    return operator
+
+
+@functools.cache
+def guarded_class(cls: C) -> C:
+    """The guarded subclass of an operator class: the same name and module, ``execute`` through the guard."""
+    if issubclass(cls, GuardMixin):
+        return cls
+    if not issubclass(cls, BaseOperator):
+        raise PlanningError(f"{cls.__name__} is not an operator.")
+    if inspect.iscoroutinefunction(cls.execute):
+        raise PlanningError(f"{cls.__name__}.execute is `async def`, which Airflow never awaits.", "Write it as `def`.")
+    adapter = adapter_for(cls)
+    if adapter.refused:
+        raise PlanningError(f"{cls.__name__} cannot be guarded: {adapter.refused}.")
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    metaclass: Any = type(cls)
+    return cast(C, metaclass(cls.__name__, (GuardMixin, cls), names))
+
+
+class GuardedPythonOperator(GuardMixin, PythonOperator):
+    """``PythonOperator`` under a guard; a function whose first parameter is ``guard`` is given the guard.
+
+    :param guard: the settings.
+    """
+
+    @with_defaults
+    def __init__(self, *, python_callable: Callable[..., Any], guard: Guard | None = None, **kwargs: Any) -> None:
+        function, takes_guard = injected(python_callable)
+        super().__init__(python_callable=function, guard=for_function(guard or Guard(), takes_guard), **kwargs)
+
+
+def injected(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """A function without its first parameter ``guard``, which is filled in at run time; and whether it had one."""
+    if getattr(function, "_takes_guard", None) is not None:
+        return function, cast(bool, function._takes_guard)  # type: ignore[attr-defined]
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if not parameters or parameters[0].name != "guard":
+        return function, False
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return await function(core.current_guard(), *args, **kwargs)
+    else:
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(core.current_guard(), *args, **kwargs)
+
+    wrapper.__signature__ = signature.replace(parameters=parameters[1:])  # type: ignore[attr-defined]
+    wrapper._takes_guard = True  # type: ignore[attr-defined]
+    return wrapper, True
+
+
+def for_function(guard: Guard, takes_guard: bool) -> Guard:
+    """The guard with ``calls`` settled by the function's first parameter."""
+    if takes_guard and guard.calls == "body":
+        raise PlanningError(
+            "calls='body', but the function takes `guard` to make its calls with.", "Leave one of them out."
+        )
+    return replace(guard, calls="explicit") if takes_guard else guard
+
+
+def _checked(guard: Guard, operator: BaseOperator) -> Guard:
+    """What can be refused when the DAG is parsed is refused here."""
+    if getattr(operator, "start_from_trigger", False):
+        raise PlanningError("start_from_trigger begins in the triggerer, past the guard.", "Set it to False.")
+    adapter = adapter_for(type(operator))
+    adapter.prepare(operator)
+    if not isinstance(guard, Guard):
+        raise PlanningError(f"guard={guard!r} is not a Guard.", "Write guard=Guard(key=…).")
+    if guard.calls == "explicit":
+        return guard if guard.on_doubt is not None else replace(guard, on_doubt="ask")
+    if guard.on_doubt is None and not adapter.known and not guard.single_request:
+        raise PlanningError(f"Task {operator.task_id!r} does not say on_doubt. {ON_DOUBT}", "No call was made.")
+    single = guard.single_request or adapter.single_request(operator)
+    return replace(guard, calls="body", on_doubt=guard.on_doubt or "ask", single_request=single)

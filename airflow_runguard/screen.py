@@ -1,0 +1,141 @@
+"""What a person sees: the data of the commands as tables and sentences, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from airflow_runguard.explain import iso, when
+
+Data = Mapping[str, Any]
+
+
+def as_json(data: Data) -> str:
+    return json.dumps(data, default=_plain, ensure_ascii=False, indent=2)
+
+
+def _plain(value: Any) -> Any:
+    return iso(value) if isinstance(value, datetime) else str(value)
+
+
+def as_text(command: str, data: Data) -> str:
+    """The command's own picture, or the sentence that it said."""
+    return PICTURES.get(command, said)(data)
+
+
+def said(data: Data) -> str:
+    lines = [data["said"]] if "said" in data else [str(data["sql"])]
+    return "\n".join((*lines, *(f"  {line}" for line in data.get("commands", ()))))
+
+
+def records(data: Data) -> str:
+    if not data["records"]:
+        return "No record."
+    rows = [("ID", "RECORD", "STATE", "GEN", "SINCE", "NOTE")]
+    for record in data["records"]:
+        name = f"{record['namespace']}/{record['key']}"
+        mark = " (needs a person)" if record["needs_person"] and record["state"] != "broken" else ""
+        note = str(record["broken"] or record["error"]).replace("\n", " ")
+        since = when(record["updated_at"], data["now"])
+        rows.append((str(record["id"]), name, record["state"] + mark, str(record["generation"]), since, _short(note)))
+    more = f"\nMore: --after {data['next']}" if data["next"] else ""
+    return table(rows) + more
+
+
+def show(data: Data) -> str:
+    lines = _fields({k: v for k, v in data.items() if k not in ("calls", "now", "commands")}, data["now"])
+    for call in data["calls"]:
+        lines.append(f"\ncall {call['name']} (generation {call['generation']})")
+        lines += ["  " + line for line in _fields(call, data["now"])]
+    return "\n".join(lines)
+
+
+def broken_line(data: Data) -> str:
+    if "said" in data:
+        return said(data)
+    return "\n".join(
+        (
+            f"Not trusted: {data['why']}. This is the line as it stands; ask the vendor what is true, then say it:",
+            *(f"  {line}" for line in data["commands"]),
+            "",
+            show({k: v for k, v in data.items() if k not in ("why", "broken")}),
+        )
+    )
+
+
+def explain(data: Data) -> str:
+    record, now = data["record"], data["now"]
+    lines = [
+        f"{record['namespace']}/{record['key']} · {record['state']} · deployment {record['deployment']}, "
+        f"generation {record['generation']}"
+    ]
+    if data["lost_time"]:
+        lines.append(f"Careful: the ledger lost time ({data['lost_time']}).")
+    lines += ["", data["why"], f"Who moves it on: {data['who']}."]
+    lines += [f"  {line}" for line in data["commands"]]
+    if data["payload"]:
+        lines += ["", f"The order: {json.dumps(data['payload'], default=_plain, ensure_ascii=False)}"]
+    calls = [call for call in data["calls"] if call["generation"] == record["generation"]]
+    lines += ["", "To look up at the vendor:"] if calls else []
+    for call in calls:
+        sent = f", last sent {when(call['intent_at'], now)}" if call["intent_at"] else ""
+        state = str(call["state"]).replace("_", " ")
+        lines.append(f"  call {call['name']} ({state}){sent}: vendor key {call['vendor_key']}")
+        if call["external_id"]:
+            lines.append(f"    the vendor's own id: {call['external_id']}")
+        if call["intent"]:
+            lines.append(f"    with {json.dumps(call['intent'], default=_plain, ensure_ascii=False)}")
+    lines += ["", "What happened:"]
+    lines += [f"  {when(event['at'], now)}  {event['sentence']}" for event in data["timeline"]] or ["  nothing booked"]
+    return "\n".join(lines)
+
+
+def check(data: Data) -> str:
+    return "\n".join((data["said"], *_fields({k: v for k, v in data.items() if k != "said"}, data["now"])))
+
+
+def doctor(data: Data) -> str:
+    lines = []
+    for one in data["checks"]:
+        lines.append(f"{one['status']:<8}{one['name']:<19}{one['found']}")
+        if one["status"] in ("warn", "fail"):
+            lines += [f"{'':27}{one['meaning']}", f"{'':27}{one['remedy']}"]
+    return "\n".join((*lines, "", data["said"]))
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _fields(data: Data, now: datetime) -> list[str]:
+    """``name  value``, without what is empty."""
+    shown = [(name, _value(value, now)) for name, value in data.items() if value not in (None, "", {}, [])]
+    width = max((len(name) for name, _ in shown), default=0)
+    return [f"{name:<{width}}  {value}" for name, value in shown]
+
+
+def _value(value: Any, now: datetime) -> str:
+    if isinstance(value, datetime):
+        return when(value, now)
+    if isinstance(value, Mapping | list | tuple):
+        return json.dumps(value, default=_plain, ensure_ascii=False)
+    return str(value)
+
+
+def _short(text: str, limit: int = 90) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+
+
+PICTURES: Mapping[str, Callable[[Data], str]] = {
+    "list": records,
+    "show": show,
+    "repair": broken_line,
+    "explain": explain,
+    "db check": check,
+    "doctor": doctor,
+}

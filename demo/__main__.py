@@ -1,0 +1,64 @@
+"""``python -m demo up``: everything stays up for a person to play with, until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from demo.ground import ROOT, Ground
+from demo.processes import free_port
+from demo.stack import PASSWORD, USER
+
+HOME = ROOT / ".demo"
+
+
+def up(options: argparse.Namespace) -> int:
+    """Airflow with the example DAGs, the ledger and the vendor; returns only by Ctrl-C."""
+    started = time.monotonic()
+    with Ground(HOME / "up", options.dags, say, options.port or free_port(8080)) as ground:
+        say(f"Up after {time.monotonic() - started:.0f} s.")
+        say(f"Airflow    {ground.airflow.url}   login {USER} / {PASSWORD}")
+        say(f"Ledger     {ground.ledger_url}")
+        say(f"Redis      {ground.redis.url}")
+        say(f"Vendor     {ground.vendor.url}/_report")
+        say(f"Logs       {ground.home}/airflow")
+        say("Ctrl-C stops all of it.")
+        threading.Event().wait()
+    return 0
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def interrupt(_signal: int, _frame: object) -> None:
+    """Ctrl-C or ``kill``: end in order. Those that follow are not heard, so that they cannot break the ending."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m demo", description="A real Airflow with a ledger and a vendor.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    command = commands.add_parser("up", help="keep everything up until Ctrl-C")
+    command.add_argument("--port", type=int, help="of Airflow's web page (default: 8080, or a free one)")
+    command.add_argument("--dags", type=Path, default=ROOT / "dags_examples", help="folder with DAG files")
+    command.set_defaults(run=up)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        code: int = options.run(options)
+    except KeyboardInterrupt:
+        say("Stopped; nothing is left running.")
+        code = 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""What the tests that hurt the guard share: paid calls at the fake vendor, attempts, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import requests
+
+from airflow_runguard.core import guard
+from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.leases import Leases
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Order, Record
+from demo.vendor_control import VendorControl
+from tests.core.engine import open_ledger, work
+
+T = TypeVar("T")
+
+DEADLINE = 30.0
+"""Seconds after which a wait has failed."""
+
+
+def charge(url: str, customer: str, key: str, timeout: float = 60.0) -> str:
+    """One paid request, without any retry of its own. Returns the charge's id."""
+    with requests.Session() as session:
+        session.trust_env = False
+        headers = {"Idempotency-Key": key}
+        answer = session.post(f"{url}/charges", json={"customer": customer}, headers=headers, timeout=timeout)
+    answer.raise_for_status()
+    return str(answer.json()["id"])
+
+
+def look_up(vendor: VendorControl, customer: str) -> guard.Applied | NotApplied:
+    """What the vendor's own look-up says, as a reconcile function or a person uses it."""
+    found = vendor.find(customer=customer)
+    return guard.Applied(found[0]["id"]) if found else NotApplied("the vendor has no such charge")
+
+
+def attempt(url: str, order: Order, body: Callable[[guard.GuardContext], Any], **rules: Any) -> guard.How:
+    """One try of the work on a connection of its own, as another process would make it."""
+    ledger = open_ledger(url)
+    try:
+        return guard.run(ledger, Leases(None, ledger.installation), work(order, body, **rules))
+    finally:
+        ledger.close()
+
+
+def record_of(ledger: Ledger, order: Order) -> Record:
+    record = ledger.get(order.identity)
+    assert record is not None
+    assert record.broken == ""
+    return record
+
+
+def until(ask: Callable[[], T], met: Callable[[T], bool] = bool, *, what: str = "") -> T:
+    """Ask again and again until the answer is as wanted."""
+    deadline = time.monotonic() + DEADLINE
+    while not met(answer := ask()):
+        assert time.monotonic() < deadline, f"waited {DEADLINE:g} s in vain {what}; last: {answer}"
+        time.sleep(0.05)
+    return answer

@@ -1,0 +1,34 @@
+"""A ledger to ask, and a plain connection to look behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_runguard.core.ledger import Ledger
+from tests.core import engine
+
+OpenLedger = Callable[..., Ledger]
+
+
+@pytest.fixture
+def open_ledger(ledger_url: str) -> Iterator[OpenLedger]:
+    """Opens ledgers (each has a connection of its own) that are closed with the test."""
+    with ExitStack() as stack:
+        yield lambda url=ledger_url: stack.enter_context(closing(engine.open_ledger(url)))
+
+
+@pytest.fixture
+def ledger(open_ledger: OpenLedger) -> Ledger:
+    return open_ledger()
+
+
+@pytest.fixture
+def sql(ledger_url: str) -> Iterator[psycopg.Connection[Any]]:
+    """A superuser's connection to the ledger's database; each statement by itself."""
+    with psycopg.connect(ledger_url, autocommit=True) as connection:
+        yield connection
