@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NoReturn
 
 STATES = ("pending", "running", "done", "failed", "paused", "in_doubt")
+REPAIRED = ("pending", "done", "failed", "in_doubt")
 EPILOG = "Exit codes: 0 done, 1 refused and nothing changed, 2 wrong usage, 3 the ledger is out of reach or not usable."
 
 
@@ -85,7 +86,11 @@ ACTOR = Argument("--actor", metavar="NAME", help="who you are (default: the user
 CHANGE = (Argument("--reason", metavar="TEXT", help="why; kept in the ledger with who and when (needed)"), ACTOR)
 EVERYWHERE = (
     Argument("-o", "--output", choices=("text", "json"), default="text", help="json: one object, errors too"),
-    Argument("--deployment", metavar="NAME", help="whose records (default: [runguard] deployment, else 'default')"),
+    Argument(
+        "--deployment",
+        metavar="NAME",
+        help="whose records (default: Airflow's option runguard.deployment, else 'default')",
+    ),
 )
 DSN = Argument(
     "--dsn",
@@ -134,7 +139,13 @@ COMMANDS = (
             KEY,
             NAMESPACE,
             OneOf(
-                Argument("--happened", dest="answer", action="store_const", const="happened", help="it happened"),
+                Argument(
+                    "--happened",
+                    dest="answer",
+                    action="store_const",
+                    const="happened",
+                    help="it happened: all of it, or with --call that call",
+                ),
                 Argument(
                     "--did-not-happen",
                     dest="answer",
@@ -176,7 +187,7 @@ COMMANDS = (
             NAMESPACE,
             OneOf(
                 Argument("--accept", action="store_true", help="the line is right as it stands"),
-                Argument("--set-state", choices=[s for s in STATES if s != "running"], help="the state that is true"),
+                Argument("--set-state", choices=REPAIRED, help="the state that is true"),
             ),
             Argument("--seen", metavar="TOKEN", help="what looking at it showed, so that this very line is mended"),
         ),

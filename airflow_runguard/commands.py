@@ -169,12 +169,21 @@ def broken_line(ledger: Ledger, record: Record) -> Data:
     """
     if not record.broken:
         raise refusal(ledger, record, "not_broken")
-    choices = ("--accept", *(f"--set-state={state}" for state in State if state is not State.RUNNING))
+    choices = {
+        "Nobody knows whether it happened": "--set-state=in_doubt",
+        "It happened": "--set-state=done",
+        "It did not happen, the next try is to run it": "--set-state=pending",
+        "It may have happened, leave it": "--set-state=failed",
+        "All of the line is right as it stands": "--accept",
+    }
     return {
         **show(ledger, record),
         "why": record.broken,
         "seen": record.seen,
-        "commands": [command("repair", record.identity, f"{c} --seen={record.seen} --reason=…") for c in choices],
+        "commands": {
+            true: command("repair", record.identity, f"{choice} --seen={record.seen} --reason=…")
+            for true, choice in choices.items()
+        },
     }
 
 
@@ -198,7 +207,9 @@ def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, a
 
 def sweep(ledger: Ledger, *, actor: str) -> Data:
     """Settle what died: an open call goes to ``in_doubt``, a record that called nothing to ``pending``."""
-    swept = ledger.sweep(actor)
+    swept = []
+    while batch := ledger.sweep(actor):
+        swept += batch
     doubtful = [str(identity) for identity, state in swept if state is State.IN_DOUBT]
     waiting = [str(identity) for identity, state in swept if state is State.PENDING]
     said = f"{len(swept)} dead holder(s) found."
@@ -293,20 +304,22 @@ def doctor(connect: Connect, *, deployment: str, settings: Settings | None) -> D
 def _record(record: Record) -> Data:
     """The line's own fields. ``state`` is ``broken`` where the line cannot be trusted, whatever word it has there."""
     plain = asdict(record)
-    for name in ("payload", "result", "seen", "identity", "holder"):
+    for name in ("payload", "result", "seen", "identity", "calls"):
         del plain[name]
     return {
         **asdict(record.identity),
         **plain,
         "state": "broken" if record.broken else str(record.state),
-        "holder": asdict(record.holder),
+        "call_style": record.calls,
     }
 
 
 def _result(result: Result | None) -> Any:
     """The stored value where it is plain data, else the stored text: nothing is imported to look at a result."""
-    if result is None or result.data is None:
-        return {"stored": False, "why": result.missing if result else ""}
+    if result is None:
+        return None
+    if result.data is None:
+        return {"stored": False, "why": result.missing}
     from airflow_runguard.codec import load
 
     try:

@@ -6,16 +6,16 @@ Connections are resolved in the process that needs them, and again when the ledg
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_runguard.core.errors import PlanningError
 
 if TYPE_CHECKING:
     import psycopg
-    import redis
+
+    from airflow_runguard.core.resp import Redis
 
 SECTION = "runguard"
 CONNECTIONS = "Set the Connection, e.g. AIRFLOW_CONN_{}='{}', in every process that runs tasks. No call was made."
@@ -72,27 +72,24 @@ def _number(name: str, text: str) -> int:
 
 
 def connect_ledger(options: Settings) -> Callable[[], psycopg.Connection[Any]]:
-    """A function that opens connections to the ledger, through PostgresHook with its extras (sslmode, IAM, …).
+    """A function that opens connections to the ledger, with the extras of its Connection (sslmode, IAM, …).
 
     :raises PlanningError: the Connection is missing or not one to PostgreSQL.
     """
-    hook = _ledger_hook(options)
+    connection = _ledger_connection(options)
 
     def connect() -> psycopg.Connection[Any]:
-        import copy
-
         import psycopg
 
-        nonlocal hook
+        nonlocal connection
         try:
-            connection: psycopg.Connection[Any] = copy.copy(hook).get_conn()
+            return _opened(connection)
         except psycopg.OperationalError as error:
-            # Without an answer from the server there is no sqlstate; a refusal of the credentials says so in words.
+            # Without an answer from the server there is no sqlstate; a refusal of the credentials has one of these.
             if error.sqlstate not in (None, "28P01", "28000"):
                 raise
-            hook = _ledger_hook(options)  # perhaps they were rotated: resolve once more, try once more
-            connection = copy.copy(hook).get_conn()
-        return connection
+            connection = _ledger_connection(options)  # perhaps they were rotated: resolve once more, try once more
+            return _opened(connection)
 
     return connect
 
@@ -108,30 +105,46 @@ LIBPQ_DEFAULTS = {
 """So that a ledger behind a dead network is noticed. The Connection's extra wins."""
 
 
-def _ledger_hook(options: Settings) -> Any:
-    from airflow.providers.postgres.hooks.postgres import PostgresHook
+def _opened(connection: Any) -> psycopg.Connection[Any]:
+    """By libpq alone where it knows all the extras; else by PostgresHook, whose import costs a task process 10 MB."""
+    import psycopg
+    from psycopg.conninfo import make_conninfo
 
-    connection = _connection(options.ledger_conn_id, "postgresql://user:password@host:5432/runguard")
-    if connection is None:
-        raise PlanningError(
-            f"The ledger's Connection {options.ledger_conn_id!r} is not defined (or Airflow's API server did not "
-            "answer).",
-            CONNECTIONS.format(options.ledger_conn_id.upper(), "postgresql://user:password@host:5432/runguard"),
-        )
-    if connection.conn_type not in ("postgres", "postgresql"):
-        raise PlanningError(
-            f"The ledger's Connection {options.ledger_conn_id!r} is of type {connection.conn_type!r}, not postgres.",
-            CONNECTIONS.format(options.ledger_conn_id.upper(), "postgresql://user:password@host:5432/runguard"),
-        )
+    known = {
+        "host": connection.host,
+        "user": connection.login,
+        "password": connection.password,
+        "dbname": connection.schema,
+        "port": connection.port,
+    }
     try:
-        extra = connection.extra_dejson
+        conninfo = make_conninfo("", **{**LIBPQ_DEFAULTS, **connection.extra_dejson, **known})
+    except psycopg.ProgrammingError:  # iam, aws_conn_id, cursor, …
+        from airflow.providers.postgres.hooks.postgres import PostgresHook
+
+        opened: Any = PostgresHook(connection=connection).get_conn()
+        return cast("psycopg.Connection[Any]", opened)
+    return psycopg.connect(conninfo)
+
+
+def _ledger_connection(options: Settings) -> Any:
+    example = "postgresql://user:password@host:5432/runguard"
+    remedy = CONNECTIONS.format(options.ledger_conn_id.upper(), example)
+    name = f"The ledger's Connection {options.ledger_conn_id!r}"
+    connection = _connection(options.ledger_conn_id, example)
+    if connection is None:
+        raise PlanningError(f"{name} is not defined (or Airflow's API server did not answer).", remedy)
+    if connection.conn_type not in ("postgres", "postgresql"):
+        raise PlanningError(f"{name} is of type {connection.conn_type!r}, not postgres.", remedy)
+    try:
+        if not isinstance(connection.extra_dejson, dict):
+            raise ValueError("it is not an object")
     except ValueError as error:
-        raise PlanningError(f"The extra of Connection {options.ledger_conn_id!r} is not JSON: {error}.") from error
-    connection.extra = json.dumps({**LIBPQ_DEFAULTS, **extra})
-    return PostgresHook(postgres_conn_id=options.ledger_conn_id, connection=connection)
+        raise PlanningError(f"The extra of {name[0].lower() + name[1:]} cannot be read: {error}.", remedy) from error
+    return connection
 
 
-def redis_client(options: Settings, depth: str | None = None) -> redis.Redis | None:
+def redis_client(options: Settings, depth: str | None = None) -> Redis | None:
     """A client of the lease's Redis, or ``None`` where this depth has none. Connects when first used.
 
     :raises PlanningError: ``depth`` is ``lease`` and there is no Connection.
@@ -148,24 +161,19 @@ def redis_client(options: Settings, depth: str | None = None) -> redis.Redis | N
                 CONNECTIONS.format(options.redis_conn_id.upper(), example) + " Or say depth = auto.",
             )
         return None
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
+    from airflow_runguard.core.resp import Redis
 
     extra = connection.extra_dejson
     database = extra.get("db", connection.schema or 0)
     if not str(database).isdigit():
         raise PlanningError(f"Connection {options.redis_conn_id!r} names the database {database!r}, not a number.")
-    return redis.Redis(
-        host=connection.host or "localhost",
-        port=connection.port or 6379,
+    return Redis(
+        connection.host or "localhost",
+        connection.port or 6379,
         username=connection.login or None,
         password=connection.password or None,
-        db=int(database),
-        ssl=bool(extra.get("ssl", connection.conn_type == "rediss")),
-        socket_connect_timeout=1,
-        socket_timeout=1,
-        retry=Retry(NoBackoff(), 1),
+        database=int(database),
+        tls=bool(extra.get("ssl", connection.conn_type == "rediss")),
     )
 
 

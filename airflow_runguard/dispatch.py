@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -40,11 +41,22 @@ class Door:
 
 
 def through_airflow(args: argparse.Namespace) -> Door:
-    """The ledger of ``[runguard]``. :raises PlanningError: an option or Connection that cannot be used."""
+    """The ledger of ``[runguard]``; its Connection is looked up when it is first needed.
+
+    :raises PlanningError: an option that cannot be used.
+    """
     from airflow_runguard import config
 
     settings = config.settings()
-    return Door(args.deployment or settings.deployment, config.connect_ledger(settings), settings)
+    resolve = cache(partial(config.connect_ledger, settings))
+
+    def connect() -> psycopg.Connection[Any]:
+        try:
+            return resolve()()
+        except PlanningError as error:
+            raise LedgerNotReady(error.what, error.remedy) from error
+
+    return Door(args.deployment or settings.deployment, connect, settings)
 
 
 def through_dsn(args: argparse.Namespace) -> Door:
@@ -91,7 +103,7 @@ def refuse(error: RunGuardError, *, as_json: bool, secrets: tuple[str, ...] = ()
     if as_json:
         _print(json.dumps({"error": what, "remedy": remedy}, ensure_ascii=False))
     else:
-        print(f"{what}\n{remedy}", file=sys.stderr)  # noqa: T201
+        print(screen.harmless(f"{what}\n{remedy}"), file=sys.stderr)  # noqa: T201
     match error:
         case LedgerUnavailable() | LedgerNotReady():
             return UNAVAILABLE

@@ -100,7 +100,8 @@ def _alone(names: tuple[str, ...], examined: Callable[[], Checks]) -> list[Check
             Check(names[len(done)], FAIL, _said(error), "No ledger, no call: tasks wait.", "Bring the ledger back.")
         )
     except Exception as error:
-        done.append(Check(names[len(done)], SKIPPED, _said(error), "This could not be looked at, so it is not known."))
+        found = f"Could not be looked at: {_said(error)}"
+        done.append(Check(names[len(done)], SKIPPED, found, "Whether it is right is not known."))
     return done + _skipped(names[len(done) :], f"{names[len(done) - 1]} comes first.")
 
 
@@ -287,23 +288,17 @@ def _psycopg() -> Checks:
 
 
 def _redis(settings: Settings) -> Checks:
-    import redis
-
     from airflow_runguard.config import redis_client
+    from airflow_runguard.core.resp import RedisAway
 
     client = redis_client(settings)
     if client is None:
-        yield Check(
-            "redis",
-            SKIPPED,
-            f"depth = {settings.depth} without Redis",
-            "The ledger keeps every promise alone; crowds on one key cost it more.",
-        )
+        found = f"depth = {settings.depth}, and there is no Redis to use"
+        yield Check("redis", SKIPPED, found, "The ledger keeps every promise alone; crowds on one key cost it more.")
         return
     try:
-        with client:
-            info: Mapping[str, Any] = client.info()
-    except redis.RedisError as error:
+        lines = client.command("INFO").decode().splitlines()
+    except RedisAway as error:
         yield Check(
             "redis",
             WARN,
@@ -312,6 +307,9 @@ def _redis(settings: Settings) -> Checks:
             f"Bring Redis back, or correct the Connection {settings.redis_conn_id}.",
         )
         return
+    finally:
+        client.close()
+    info = dict(line.partition(":")[::2] for line in lines)
     policy, version = info.get("maxmemory_policy", "unknown"), info.get("redis_version", "unknown")
     found = f"Redis {version}, maxmemory-policy = {policy}"
     if policy != "noeviction":
@@ -405,6 +403,9 @@ def _retries(_: Settings) -> Checks:
 
 
 def _is_guarded(task: Any) -> bool:
-    return str(getattr(task, "_task_module", "")).startswith("airflow_runguard") or "guard" in (
-        task.template_fields or ()
+    """What of the guard is left in a serialised task: its module, its operator's name, or a mapped task's argument."""
+    return (
+        str(task._task_module).startswith("airflow_runguard")
+        or "guarded" in str(task.operator_name).lower()
+        or "guard" in getattr(task, "partial_kwargs", {})
     )

@@ -13,7 +13,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -76,14 +76,15 @@ class Entry:
             self.say(logging.ERROR, str(error))
             raise AirflowFailException(str(error)) from error
         try:
-            ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
-            try:
-                leases = core.ready(ledger, redis_client(options, self.guard.depth))
-                how = core.run(ledger, leases, self.work(order, body))
-            except LedgerUnavailable as error:
-                how = core.Waiting(f"{error.what} No call was made.")
-            finally:
-                ledger.close()
+            with ExitStack() as opened:
+                ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
+                opened.callback(ledger.close)
+                client = redis_client(options, self.guard.depth)
+                if client is not None:
+                    opened.callback(client.close)
+                how = core.run(ledger, core.ready(ledger, client), self.work(order, body))
+        except LedgerUnavailable as error:
+            how = core.Waiting(f"{error.what} No call was made.")
         except RunGuardError as error:
             self.say(logging.ERROR, str(error))
             # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.

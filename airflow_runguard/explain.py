@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_runguard.core.record import Call, CallState, Effect, Event, Identity, Record, State
+from airflow_runguard.core.record import Call, CallState, Effect, Event, FailureClass, Identity, Record, State
 
 OPEN = (CallState.STARTED, CallState.IN_DOUBT)
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """:param why: it stands where it stands. :param who: moves it on. :param commands: what that person may type."""
+    """:param why: it stands where it stands. :param who: moves it on. :param commands: what is true → what to type."""
 
     why: str
     who: str
-    commands: tuple[str, ...] = ()
+    commands: Mapping[str, str] = field(default_factory=dict)
 
 
 def command(verb: str, identity: Identity, options: str = "") -> str:
@@ -49,21 +49,26 @@ def when(moment: datetime | None, now: datetime) -> str:
     return f"{iso(moment)} ({span} ago)" if seconds > 0 else f"{iso(moment)} (in {span})"
 
 
+def one_line(text: str) -> str:
+    """So that a vendor's words cannot look like lines of ours."""
+    return " ".join(text.split())
+
+
 def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     """Why the record stands where it stands, and who moves it on with which command."""
     name = record.identity
-    anew = command("reopen", name, "--again-although-applied --reason=…")
-    happened = command("resolve", name, "--happened --result=JSON --reason=…")
+    anew = {"A second effect is meant": command("reopen", name, "--again-although-applied --reason=…")}
+    happened = {"It happened": command("resolve", name, "--happened --result=JSON --reason=…")}
     if record.broken:
         return Standing(
             f"Its line in the ledger cannot be trusted: {record.broken}. Nothing is called for it and nothing is "
             "overwritten, since what it says of the money may be wrong.",
             "A person looks at the line, asks the vendor, and repairs it",
-            (command("repair", name),),
+            {"First": command("repair", name)},
         )
     match record.state:
         case State.PENDING:
-            why = f" ({record.error})" if record.error else ""
+            why = f" ({one_line(record.error)})" if record.error else ""
             return Standing(
                 f"It has not begun, or it is proven that it did not happen{why}.",
                 "The next try or run does; clear the task if there is none",
@@ -74,7 +79,7 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
             return Standing(
                 f"It happened; booked at {when(record.finished_at, now)}. {_stored(record)}",
                 "Nobody: it never runs again by itself. A person may order it anew, which has the effect a second time",
-                (anew,),
+                anew,
             )
         case State.PAUSED:
             return Standing(
@@ -93,13 +98,13 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
                 f"It happened, but what came back was refused: {_trouble(record)}. It does not run again, since that "
                 "would have the effect twice.",
                 "A person says what its result is, or orders it anew",
-                (happened, anew),
+                happened | anew,
             )
         case State.FAILED:
             return Standing(
                 f"It failed for good, and it may have happened: {_trouble(record)}. It does not run again.",
                 "A person, who finds out that it happened after all, or orders it anew (after asking the vendor)",
-                (happened, anew),
+                happened | anew,
             )
         case _:
             return _in_doubt(record, calls, now)
@@ -112,14 +117,14 @@ def _running(record: Record, now: datetime) -> Standing:
             f"{record.holder} works on it; {_open(record)}. Its lease ends at {when(record.lease_until, now)} unless "
             "it is renewed.",
             "Its holder does. If that is certainly dead or hung, a person may take it away",
-            (command("release", record.identity, "--reason=…"),),
+            {"It is dead or hung": command("release", record.identity, "--reason=…")},
         )
     after = "nobody will know whether it happened" if record.open_calls else "the next try runs it"
     return Standing(
         f"Its holder ({record.holder}) has been silent since its lease ended at {when(record.lease_until, now)}, with "
         f"{_open(record)}; once that is booked, {after}.",
         "The next try does, or a sweep, which does not wait for it",
-        ("airflow runguard sweep",),
+        {"At once": "airflow runguard sweep"},
     )
 
 
@@ -138,15 +143,16 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         "reconcile": ", or the task's next try, which asks the vendor",
         "replay": ", or the task's next try, which repeats it under its vendor key while the vendor remembers that",
     }[record.on_doubt]
-    one = f" --call={shlex.quote(doubtful[0])}" if len(doubtful) > 1 else ""
+    commands = {}
+    for call in doubtful or ["body"]:
+        # Of an explicit task only the call is settled: what comes after it is still to be done.
+        only, it = ("", "It") if call == "body" else (f" --call={shlex.quote(call)}", f"{call!r}")
+        commands[f"{it} happened"] = command("resolve", name, f"--happened{only} --result=JSON --reason=…")
+        commands[f"{it} did not happen"] = command("resolve", name, f"--did-not-happen{only} --reason=…")
     return Standing(
         f"Nobody knows whether it happened: {_trouble(record)}. It is not sent again blindly.{which}{early}",
         f"A person, who looks it up at the vendor and says what is true{others}",
-        (
-            command("resolve", name, f"--happened{one} --result=JSON --reason=…"),
-            command("resolve", name, f"--did-not-happen{one} --reason=…"),
-            command("resolve", name, "--failed --reason=…"),
-        ),
+        {**commands, "Nobody can find out, leave it": command("resolve", name, "--failed --reason=…")},
     )
 
 
@@ -157,8 +163,8 @@ def _open(record: Record) -> str:
 
 
 def _trouble(record: Record) -> str:
-    said = record.error or record.evidence or "no reason was booked"
-    kind = f" [{record.failure_class}]" if record.failure_class else ""
+    said = one_line(record.error or record.evidence) or "no reason was booked"
+    kind = f" [{record.failure_class}]" if record.failure_class not in (None, FailureClass.UNKNOWN) else ""
     return said.rstrip(".") + kind
 
 
@@ -184,7 +190,7 @@ def name_at(identity: Identity, events: Sequence[Event], moment: datetime | None
 def sentence(event: Event) -> str:
     """One event in plain words, without its time."""
     detail = event.detail
-    because = f": {event.reason}" if event.reason else ""
+    because = f": {one_line(event.reason).rstrip('.')}" if event.reason else ""
     call = f"call {detail['call']!r}" if detail.get("call") else "the whole record"
     match event.kind:
         case "claimed":
@@ -202,8 +208,8 @@ def sentence(event: Event) -> str:
         case "called":
             return f"{event.actor} was about to send {call}, attempt {detail.get('attempt', 1)}."
         case "answered":
-            seen = f" [{detail['evidence']}]" if detail.get("evidence") else ""
-            return f"{call[0].upper()}{call[1:]} ended as {_plain(detail.get('state'))}{because}{seen}."
+            ended = _plain(detail.get("state"))
+            return f"{call[0].upper()}{call[1:]} ended as {ended}{because}{_evidence(detail)}."
         case "done":
             return f"{event.actor} booked that it happened."
         case "released":
@@ -243,4 +249,4 @@ def _plain(word: Any) -> str:
 
 
 def _evidence(detail: Mapping[str, Any]) -> str:
-    return f" [{detail['evidence']}]" if detail.get("evidence") else ""
+    return f" [{one_line(detail['evidence'])}]" if detail.get("evidence") else ""

@@ -45,7 +45,7 @@ def _too_early(record: Record, ledger: Ledger) -> tuple[str, str]:
 
 def _not_in_doubt(record: Record, ledger: Ledger) -> tuple[str, str]:
     stands = words.standing(record, ledger.calls(record.id), ledger.check()["now"])
-    todo = " or ".join(f"`{line}`" for line in stands.commands)
+    todo = " or ".join(f"`{line}`" for line in stands.commands.values())
     return (
         f"{record.identity} is {record.state}, not in doubt, so there is nothing to resolve. {stands.why}",
         f"Who moves it on: {stands.who}{f' ({todo})' if todo else ''}.",

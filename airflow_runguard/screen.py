@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from airflow_runguard.explain import iso, when
+from airflow_runguard.explain import iso, one_line, when
 
 Data = Mapping[str, Any]
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
 
 
 def as_json(data: Data) -> str:
@@ -22,12 +24,17 @@ def _plain(value: Any) -> Any:
 
 def as_text(command: str, data: Data) -> str:
     """The command's own picture, or the sentence that it said."""
-    return PICTURES.get(command, said)(data)
+    return harmless(PICTURES.get(command, said)(data))
+
+
+def harmless(text: str) -> str:
+    """Without control characters: errors are a vendor's words, and could steer the reader's terminal."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def said(data: Data) -> str:
     lines = [data["said"]] if "said" in data else [str(data["sql"])]
-    return "\n".join((*lines, *(f"  {line}" for line in data.get("commands", ()))))
+    return "\n".join((*lines, *_commands(data.get("commands", {}))))
 
 
 def records(data: Data) -> str:
@@ -37,7 +44,7 @@ def records(data: Data) -> str:
     for record in data["records"]:
         name = f"{record['namespace']}/{record['key']}"
         mark = " (needs a person)" if record["needs_person"] and record["state"] != "broken" else ""
-        note = str(record["broken"] or record["error"]).replace("\n", " ")
+        note = one_line(str(record["broken"] or record["error"]))
         since = when(record["updated_at"], data["now"])
         rows.append((str(record["id"]), name, record["state"] + mark, str(record["generation"]), since, _short(note)))
     more = f"\nMore: --after {data['next']}" if data["next"] else ""
@@ -58,7 +65,7 @@ def broken_line(data: Data) -> str:
     return "\n".join(
         (
             f"Not trusted: {data['why']}. This is the line as it stands; ask the vendor what is true, then say it:",
-            *(f"  {line}" for line in data["commands"]),
+            *_commands(data["commands"]),
             "",
             show({k: v for k, v in data.items() if k not in ("why", "broken")}),
         )
@@ -74,7 +81,7 @@ def explain(data: Data) -> str:
     if data["lost_time"]:
         lines.append(f"Careful: the ledger lost time ({data['lost_time']}).")
     lines += ["", data["why"], f"Who moves it on: {data['who']}."]
-    lines += [f"  {line}" for line in data["commands"]]
+    lines += _commands(data["commands"])
     if data["payload"]:
         lines += ["", f"The order: {json.dumps(data['payload'], default=_plain, ensure_ascii=False)}"]
     calls = [call for call in data["calls"] if call["generation"] == record["generation"]]
@@ -105,6 +112,10 @@ def doctor(data: Data) -> str:
     return "\n".join((*lines, "", data["said"]))
 
 
+def _commands(commands: Mapping[str, str]) -> list[str]:
+    return [line for true, typed in commands.items() for line in (f"  {true}:", f"    {typed}")]
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
@@ -124,7 +135,7 @@ def _value(value: Any, now: datetime) -> str:
         return when(value, now)
     if isinstance(value, Mapping | list | tuple):
         return json.dumps(value, default=_plain, ensure_ascii=False)
-    return str(value)
+    return one_line(str(value))
 
 
 def _short(text: str, limit: int = 90) -> str:

@@ -148,7 +148,7 @@ class AirflowApi:
             return seen if seen and seen.state in states and seen.try_number >= (try_number or 0) else None
 
         try:
-            return wait_for(reached, timeout, f"{dag_id}.{task_id} is in {sorted(states)}", pause=0.1)  # type: ignore[return-value]
+            return wait_for(reached, timeout, f"{dag_id}.{task_id} is in {sorted(states)}", pause=0.1)
         except TimeoutError as error:
             raise TimeoutError(f"{error} It is {seen}.") from None
 
@@ -160,7 +160,7 @@ class AirflowApi:
             state: str = self.call("GET", path)["state"]
             return state if state in FINISHED else None
 
-        return str(wait_for(ended, timeout, f"run {run_id} of {dag_id} has ended", pause=0.2))
+        return wait_for(ended, timeout, f"run {run_id} of {dag_id} has ended", pause=0.2)
 
     def clear(self, dag_id: str, run_id: str, task_ids: Collection[str] | None = None) -> None:
         """Clear these tasks of the run (None: all), whatever state they are in, as the UI's button does."""

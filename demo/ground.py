@@ -51,6 +51,7 @@ class Ground:
             environment = {
                 "AIRFLOW_CONN_RUNGUARD_LEDGER": self.ledger_url,
                 "AIRFLOW_CONN_RUNGUARD_REDIS": self.redis.url,
+                "AIRFLOW__RUNGUARD__DEPLOYMENT": DEPLOYMENT,
                 "RUNGUARD_DEMO_VENDOR": self.vendor.url,
             }
             self.airflow = AirflowStack(self.home / "airflow", self.dags_folder, self.port, environment)

@@ -184,7 +184,7 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def wait_for(condition: Callable[[], T], timeout: float, what: str, pause: float = 0.02) -> T:
+def wait_for(condition: Callable[[], T | None], timeout: float, what: str, pause: float = 0.02) -> T:
     """Ask ``condition`` again and again until it is true, and return what it returned.
 
     :raises TimeoutError: naming ``what``, after ``timeout`` seconds.

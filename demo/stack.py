@@ -168,9 +168,7 @@ class AirflowStack:
                     continue
             return None
 
-        found = wait_for(find, timeout, f"{dag_id}.{task_id} of run {run_id} runs", pause=0.1)
-        assert found is not None
-        return found
+        return wait_for(find, timeout, f"{dag_id}.{task_id} of run {run_id} runs", pause=0.1)
 
     def __enter__(self) -> Self:
         try:

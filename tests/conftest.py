@@ -17,6 +17,7 @@ import pytest
 from demo.servers import Postgres, Redis, create_database, drop_database
 from demo.vendor import Vendor
 from demo.vendor_control import VendorControl
+from tests import airflow_home  # noqa: F401 - before anything imports Airflow
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from airflow_runguard import codec
 from airflow_runguard.cli import COMMANDS, main
 from airflow_runguard.core import keys
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Result, State, Verdict
+from airflow_runguard.core.record import Outcome, Result, Settlement, State, Verdict
 from airflow_runguard.refusals import SENTENCES
 from demo.servers import create_database, drop_database
 from tests.core import books, engine
@@ -180,7 +180,7 @@ def test_explain_names_the_vendor_key_the_vendors_id_and_the_commands(run: Type,
     assert [call["vendor_key"] for call in told["calls"]] == [key]
     assert [event["kind"] for event in told["timeline"]] == books.kinds(ledger, held.id)
     said = run("explain", "inv-7").out
-    for words in (key, "airflow runguard resolve billing/inv-7 --happened", "--did-not-happen", "too early", "charge"):
+    for words in (key, "airflow runguard resolve billing/inv-7 --happened --call=charge", "too early", "last sent"):
         assert words in said
 
 
@@ -211,6 +211,25 @@ def test_explain_tells_a_life_with_every_kind_of_event_in_sentences(ask: Type, l
     assert "forced although it was too early to know" in sentences
     assert "vendor's reference ch_1" in sentences
     assert "reported late" in sentences
+
+
+def test_a_vendors_words_can_neither_steer_the_terminal_nor_look_like_lines_of_ours(
+    run: Type, ask: Type, ledger: Ledger
+) -> None:
+    words = "declined\x1b[2J\nWho moves it on: Nobody."
+    held = books.enter(ledger, engine.order("inv-7"))
+    outcome = Outcome("body", failure=books.DECLINED, error=words)
+    held.write(settlement=Settlement(State.FAILED, failure=books.DECLINED, error=words), outcomes=[outcome])
+    for command in (
+        ["list"],
+        ["show", "inv-7"],
+        ["explain", "inv-7"],
+        ["resolve", "inv-7", "--failed", "--reason", "r"],
+    ):
+        said = run(*command)
+        assert "\x1b" not in said.out + said.err
+        assert not [line for line in said.out.splitlines() if line.strip() == "Who moves it on: Nobody."]
+    assert ask("show", "inv-7").data["error"] == words
 
 
 # -- which record ------------------------------------------------------------------------------------------------------
@@ -299,7 +318,7 @@ def test_p03_it_is_too_early_to_say_that_it_did_not_happen_while_it_may_still_ar
 
 def test_of_several_open_calls_each_is_resolved_by_its_name(ask: Type, ledger: Ledger) -> None:
     held = doubt(ledger, "inv-7", "charge", "mail")
-    assert "--call=charge" in ask("explain", "inv-7").data["commands"][0]
+    assert "--happened --call=mail" in ask("explain", "inv-7").data["commands"]["'mail' happened"]
     assert (
         ask("resolve", "inv-7", "--happened", "--call", "charge", "--reason", "r").data["record"]["state"] == "in_doubt"
     )
@@ -581,8 +600,8 @@ def test_this_door_needs_no_airflow(ledger_url: str, ledger: Ledger) -> None:
     code = (
         "import sys; sys.modules['airflow'] = None\n"
         "from airflow_runguard.__main__ import main\n"
-        "for words in (['list'], ['explain', 'inv-7'], ['doctor'],\n"
-        "              ['resolve', 'inv-7', '--happened', '--result', '{\"id\": 1}', '--reason', 'r'], ['show', 'inv-7']):\n"
+        "settle = ['resolve', 'inv-7', '--happened', '--result', '{\"id\": 1}', '--reason', 'r']\n"
+        "for words in (['list'], ['explain', 'inv-7'], ['doctor'], settle, ['show', 'inv-7']):\n"
         f"    assert main([*words, '--dsn', {ledger_url!r}, '--deployment', 'test']) == 0, words\n"
         "print(sorted(name for name in sys.modules if name.startswith('airflow.')))"
     )

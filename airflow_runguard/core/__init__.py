@@ -1,1 +1,1 @@
-"""The engine: plain Python, psycopg and redis. Never imports Airflow."""
+"""The engine: plain Python, psycopg and hiredis. Never imports Airflow."""

@@ -7,17 +7,15 @@ body with :class:`Interrupt`, which no ``except Exception`` can swallow.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import (
@@ -50,10 +48,8 @@ from airflow_runguard.core.record import (
     Witness,
     Written,
 )
-from airflow_runguard.core.writer import Writer
-
-if TYPE_CHECKING:
-    import redis
+from airflow_runguard.core.resp import Redis
+from airflow_runguard.core.writer import Answer, Writer
 
 log = logging.getLogger("airflow_runguard")
 
@@ -185,7 +181,7 @@ class Interrupt(BaseException):
 # -- the algorithm -----------------------------------------------------------------------------------------------------
 
 
-def ready(ledger: Ledger, client: redis.Redis | None) -> Leases:
+def ready(ledger: Ledger, client: Redis | None) -> Leases:
     """Make sure, once a process, that this ledger may be used: its schema and deployment, and that it did not go back in
     time behind the witness that Redis keeps (P14).
 
@@ -211,7 +207,7 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
         if claim.verdict is not Verdict.RUN:
             return _refusal(claim, work)
         if not writer.may_call():  # frozen since the claim was sent; a body may be a call, and its intent may be old
-            _wait(writer.withdraw_claim())
+            writer.withdraw_claim().result()
             return Ended(f"The lease on {order.identity} ran out before the work began. No call was made.", retry=True)
         return _work_and_leave(writer, work, GuardContext(writer, work, claim))
     except LedgerUnavailable as error:
@@ -228,7 +224,13 @@ def _enter(writer: Writer, work: Work) -> Claim:
     """Claim; where the record is in doubt and the vendor can be asked, ask and claim again."""
     asked: set[str] = set()
     while True:
-        claim = _wait(writer.claim(), writer.withdraw_claim)
+        try:
+            claim = writer.claim().result()
+        except (
+            BaseException
+        ):  # a signal, most likely: if the claim is granted all the same, nothing was called under it
+            writer.withdraw_claim()
+            raise
         if claim.verdict is not Verdict.IN_DOUBT or work.reconcile is None:
             return claim
         progress = _reconcile(writer, work, asked)
@@ -378,7 +380,7 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         with guard.entered():
             value = work.body(guard)
     except Interrupt as interrupt:
-        _wait(writer.settle(Settlement(State.PENDING, error=str(interrupt))))
+        writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
         return interrupt.how
     except BaseException as error:
         return _leave_with_error(writer, work, guard, error)
@@ -397,7 +399,7 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
     result = _dumped(work, value)
     outcomes = [Outcome(BODY, result=result)] if guard.body_is_call else []
-    written = _wait(writer.settle(Settlement(State.DONE, result=result), *outcomes))
+    written = writer.settle(Settlement(State.DONE, result=result), *outcomes).result()
     if written.verdict == "ok" and written.state is State.DONE:
         return how
     if written.verdict == "ok" and written.state is State.IN_DOUBT:
@@ -412,7 +414,7 @@ def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how
 def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str) -> How:
     failure = Failure(FailureClass.PLANNING, Effect.NOT_APPLIED, needs_person=True, evidence=what)
     outcomes = [Outcome(BODY, failure=failure, error=what)] if guard.body_is_call else []
-    _wait(writer.settle(Settlement(State.FAILED, failure=failure, error=what), *outcomes))
+    writer.settle(Settlement(State.FAILED, failure=failure, error=what), *outcomes).result()
     error = PlanningError(what, remedy)
     return Ended(str(error), retry=False, error=error)
 
@@ -420,17 +422,17 @@ def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str
 def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: BaseException) -> How:
     signal = work.signal(error)
     if isinstance(signal, HandOver):
-        _wait(writer.hand_over(signal.seconds))
+        writer.hand_over(signal.seconds).result()
         return Passed(error)
     if isinstance(signal, Decision):
         if guard.body_is_call or guard.called:
             return _leave_done(writer, work, guard, signal.value, Passed(error))
-        _wait(writer.settle(Settlement(State.PENDING, error=_said(error))))
+        writer.settle(Settlement(State.PENDING, error=_said(error))).result()
         return Passed(error)
 
     failure = _of_body(error, work) if guard.body_is_call else guard.failure_behind(error)
     outcomes = [Outcome(BODY, failure=failure, error=_said(error))] if guard.body_is_call else []
-    written = _wait(writer.settle(Settlement(_state_of(failure), failure=failure, error=_said(error)), *outcomes))
+    written = writer.settle(Settlement(_state_of(failure), failure=failure, error=_said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT:
         return _in_doubt(work.order.identity, _said(error), work.order.on_doubt, None, error)
     if written.state is State.PAUSED:
@@ -477,17 +479,6 @@ def _dumped(work: Work, value: Any) -> Result:
     except Exception as error:
         log.warning("The result cannot be stored, so a replay will fail with ResultNotStored: %s", error)
         return Result(None, f"{type(error).__name__}: {error}"[:500])
-
-
-def _wait(future: Future[T], undo: Callable[[], Any] | None = None) -> T:
-    """Wait for the writing thread. A signal (``execution_timeout``) that hits the waiting tears no statement: the thread
-    finishes what was asked, and ``undo`` is asked next."""
-    try:
-        return future.result()
-    except BaseException:
-        if undo is not None and not future.done():
-            undo()
-        raise
 
 
 # -- what the body sees ------------------------------------------------------------------------------------------------
@@ -537,7 +528,9 @@ class GuardContext:
     _claim: Claim
     called: bool = False
     """Whether any call was made or replayed."""
-    _busy: set[str] = field(default_factory=set)
+    _busy: dict[str, object] = field(default_factory=dict)
+    _unbooked: set[str] = field(default_factory=set)
+    """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
 
     @property
@@ -576,7 +569,9 @@ class GuardContext:
         :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
         """
         with self._alone(name):
-            go = self._go(name, _wait(self._intent(name, arguments), lambda: self._writer.withdraw(name)))
+            with self._asking(name):
+                answer = self._intent(name, arguments).result()
+            go = self._go(name, answer)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             try:
@@ -587,9 +582,9 @@ class GuardContext:
                         f"guard.call({name!r}) was given an async function, so nothing was sent.", ASYNC_CALL
                     )
             except BaseException as error:
-                _wait(self._failed(name, error))
+                self._failed(name, error).result()
                 raise
-            _wait(self._ended(name, value))
+            self._ended(name, value).result()
             return value
 
     async def acall(
@@ -603,21 +598,17 @@ class GuardContext:
     ) -> T:
         """:meth:`call` for an async function."""
         with self._alone(name):
-            asked = self._intent(name, arguments)
-            try:
-                answer = await _await(asked)
-            except BaseException:
-                self._writer.withdraw(name)
-                raise
+            with self._asking(name):
+                answer = await self._intent(name, arguments).waited()
             go = self._go(name, answer)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             try:
                 value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
             except BaseException as error:
-                await _await(self._failed(name, error))
+                await self._failed(name, error).waited()
                 raise
-            await _await(self._ended(name, value))
+            await self._ended(name, value).waited()
             return value
 
     @contextmanager
@@ -646,17 +637,30 @@ class GuardContext:
             raise PlanningError(SINGLE_BODY, EXPLICIT)
         if not isinstance(name, str) or not 0 < len(name) <= 512 or name == BODY:
             raise PlanningError(f"A call's name is a text of 1 to 512 characters other than 'body', not {name!r}.")
-        if name in self._busy:
+        mine = object()
+        if self._busy.setdefault(name, mine) is not mine:  # asked and taken in one step: bodies have threads
             raise PlanningError(
                 f"Call {name!r} is under way in this body already.", "Give each call a name of its own."
             )
-        self._busy.add(name)
         try:
+            if name in self._unbooked:  # a signal came between the call and its booking, and the body caught it
+                raise Interrupt(self._in_doubt(f"nothing is known of what call {name!r} did before"))
             yield
         finally:
-            self._busy.discard(name)
+            del self._busy[name]
 
-    def _intent(self, name: str, arguments: dict[str, Any]) -> Future[IntentAnswer]:
+    @contextmanager
+    def _asking(self, name: str) -> Iterator[None]:
+        """Whatever ends the asking (a signal, a cancellation, a ledger out of reach): the call is not made."""
+        try:
+            yield
+        except BaseException as error:
+            self._writer.withdraw(name)
+            if isinstance(error, LedgerUnavailable):
+                raise Interrupt(Waiting(f"{error.what} Call {name!r} was not made.")) from error
+            raise
+
+    def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
             raise Interrupt(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(keys.readable(arguments)))
@@ -669,6 +673,7 @@ class GuardContext:
                     self._writer.withdraw(name)
                     raise Interrupt(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
                 self.called = True
+                self._unbooked.add(name)
                 return _Go(vendor_key=self._vendor_key(name, answer.attempt))
             case "replay":
                 assert answer.result is not None
@@ -689,16 +694,21 @@ class GuardContext:
             case _:
                 raise Interrupt(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
-    def _failed(self, name: str, error: BaseException) -> Future[Written]:
+    def _failed(self, name: str, error: BaseException) -> Answer[Written]:
         failure = classify(error)
         self._failures.append((error, failure))
-        return self._writer.outcome(Outcome(name, failure=failure, error=_said(error)))
+        return self._booked(Outcome(name, failure=failure, error=_said(error)))
 
-    def _ended(self, name: str, value: Any) -> Future[Written]:
+    def _ended(self, name: str, value: Any) -> Answer[Written]:
         if isinstance(value, BaseException):  # P9
             self._failed(name, value).result()
             raise value
-        return self._writer.outcome(Outcome(name, result=_dumped(self._work, value)))
+        return self._booked(Outcome(name, result=_dumped(self._work, value)))
+
+    def _booked(self, outcome: Outcome) -> Answer[Written]:
+        answer = self._writer.outcome(outcome)
+        self._unbooked.discard(outcome.call)
+        return answer
 
     def _with_key(self, go: _Go, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
         return {**arguments, vendor_key_as: go.vendor_key} if vendor_key_as else arguments
@@ -711,8 +721,3 @@ class GuardContext:
 
     def _lost(self) -> str:
         return f"This process is no longer the holder of {self._claim.identity}."
-
-
-async def _await(future: Future[T]) -> T:
-    """Wait for the writing thread without letting a cancellation reach it."""
-    return await asyncio.shield(asyncio.wrap_future(future))

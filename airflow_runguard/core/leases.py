@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 from typing import Any
 
-import redis
-
 from airflow_runguard.core.record import Identity, Witness
+from airflow_runguard.core.resp import Redis, RedisAway
 
 log = logging.getLogger("airflow_runguard")
+
+AWAY = 10.0
+"""Seconds for which a Redis that failed is not asked again: each question may cost a timeout, and calls wait for it."""
 
 RENEW = """
 -- KEYS[1] lease, ARGV[1] token, ARGV[2] milliseconds. 1 = ours; 0 = another token's. An absent one is taken again:
@@ -35,56 +38,48 @@ return 0
 class Leases:
     """Leases of one installation on one Redis (or Valkey).
 
-    :param client: a redis-py client with short socket timeouts; ``None`` = this deployment has no Redis.
+    :param client: ``None`` = this deployment has no Redis.
     """
 
-    def __init__(self, client: redis.Redis | None, installation: str) -> None:
+    def __init__(self, client: Redis | None, installation: str) -> None:
         self._client = client
         self._prefix = f"runguard:{installation}:"
         self._complained = False
-        if client is not None:
-            self._renew = client.register_script(RENEW)
-            self._release = client.register_script(RELEASE)
+        self._ask_again_at = 0.0
 
     def acquire(self, identity: Identity, token: str, seconds: float) -> bool:
         """``SET NX``. ``False`` = somebody holds it or Redis is away: the ledger is asked in either case."""
-        client = self._client
-        if client is None:
-            return False
-        return bool(self._safely(lambda: client.set(self._key(identity), token, nx=True, px=int(seconds * 1000))))
+        return self._ask("SET", self._key(identity), token, "NX", "PX", int(seconds * 1000)) is not None
 
     def renew(self, identity: Identity, token: str, seconds: float) -> None:
         """Keep or retake the lease of a holder that the ledger stands by."""
-        if self._client is not None:
-            self._safely(lambda: self._renew(keys=[self._key(identity)], args=[token, int(seconds * 1000)]))
+        self._ask("EVAL", RENEW, 1, self._key(identity), token, int(seconds * 1000))
 
     def release(self, identity: Identity, token: str, witness: Witness | None = None) -> None:
         """Give the lease back if it is still ours, and remember the ledger's last event."""
-        if self._client is not None:
-            said = f"{witness.epoch} {witness.event_id} {witness.mark}" if witness else ""
-            keys = [self._key(identity), self._prefix + "witness"]
-            self._safely(lambda: self._release(keys=keys, args=[token, said]))
+        said = f"{witness.epoch} {witness.event_id} {witness.mark}" if witness else ""
+        self._ask("EVAL", RELEASE, 2, self._key(identity), self._prefix + "witness", token, said)
 
     def witness(self) -> Witness | None:
         """The event that the ledger must still have; ``None`` where Redis knows none (new, flushed, away)."""
-        client = self._client
-        if client is None:
-            return None
-        said = self._safely(lambda: client.get(self._prefix + "witness"))
+        said = self._ask("GET", self._prefix + "witness")
         try:
-            epoch, event_id, mark = (said.decode() if isinstance(said, bytes) else str(said)).split(" ")
+            epoch, event_id, mark = said.decode().split(" ")
             return Witness(int(epoch), int(event_id), mark)
-        except ValueError:
+        except (AttributeError, ValueError):
             return None
 
     def _key(self, identity: Identity) -> str:
         parts = "\x00".join((identity.deployment, identity.namespace, identity.key))
         return self._prefix + "lease:" + hashlib.sha256(parts.encode()).hexdigest()
 
-    def _safely(self, ask: Any) -> Any:
+    def _ask(self, *words: str | int) -> Any:
+        if self._client is None or time.monotonic() < self._ask_again_at:
+            return None
         try:
-            return ask()
-        except redis.RedisError as error:
+            return self._client.command(*words)
+        except RedisAway as error:
+            self._ask_again_at = time.monotonic() + AWAY
             if not self._complained:
                 self._complained = True
                 log.warning("Redis is out of reach (%s). Work goes on under the ledger's own lease, slower.", error)

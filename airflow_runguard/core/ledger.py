@@ -71,8 +71,8 @@ def queries() -> Mapping[str, str]:
 
 
 class _Times(TimestamptzBinaryLoader):
-    """Times as the server sends them in binary, whatever its DateStyle. ``None`` for one that Python cannot hold: only a
-    damaged line has it, and must not hide the others."""
+    """Times in binary, so that no DateStyle matters. ``None`` for one that Python cannot hold: only a damaged line has
+    it, and must not hide the others."""
 
     def load(self, data: Buffer) -> datetime | None:  # type: ignore[override]
         try:
@@ -104,10 +104,7 @@ class Ledger:
         row = self._one("claim", _claim_parameters(order, holder))
         result = None
         if row["verdict"] == Verdict.REPLAY:
-            missing = row["result_missing"]
-            if missing is None and row["store_result"] == "digest":
-                missing = "the task said store_result='digest'"
-            result = Result(row["result"], missing or "")
+            result = _stored(row, row["store_result"])
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
             before, after = _json(row["payload_fields"]), order.payload.fields
@@ -161,7 +158,7 @@ class Ledger:
         answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)
         for row in rows[:-1]:
-            result = Result(row["result"], row["result_missing"] or "") if row["verdict"] == "replay" else None
+            result = _stored(row, order.store_result) if row["verdict"] == "replay" else None
             answers[row["name"]] = IntentAnswer(
                 row["verdict"], row["attempt"] or 0, row["until"], result, row["error"] or ""
             )
@@ -510,6 +507,14 @@ def _json(text: str) -> Mapping[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _stored(row: Mapping[str, Any], store_result: str) -> Result:
+    """The result of what is done. One that is not there is an empty one only where nobody reads it."""
+    missing = row["result_missing"] or ""
+    if row["result"] is None and not missing and store_result != "none":
+        missing = "the task said store_result='digest' or 'none' when it was done"
+    return Result(row["result"], missing)
 
 
 def _record(row: Mapping[str, Any]) -> Record:

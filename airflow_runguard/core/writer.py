@@ -8,15 +8,16 @@ process lives (P4); an intent only for as long as the lease runs.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import psycopg
 
@@ -49,27 +50,70 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 NEVER_SENT = Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, evidence="the call was never sent")
 
 
+class Answer(Generic[T]):
+    """What the writing thread says to one question; one may wait for it.
+
+    A signal may hit the waiting at any bytecode. A ``concurrent.futures.Future`` can be left locked by that, and then
+    the thread, which locks it to answer, hangs for ever, and the task with it. Here the only lock is the thread's to
+    release.
+    """
+
+    def __init__(self) -> None:
+        self.said = False
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._pending = threading.Lock()
+        self._pending.acquire()
+        self._wake: Callable[[], object] = lambda: None
+
+    def say(self, value: T | None, error: BaseException | None = None) -> None:
+        self._value, self._error = value, error
+        self.said = True
+        self._pending.release()
+        with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+            self._wake()
+
+    def result(self) -> T:
+        if not self.said:
+            self._pending.acquire()
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
+
+    async def waited(self) -> T:
+        """:meth:`result` for a coroutine. A cancellation ends the waiting and nothing else."""
+        loop = asyncio.get_running_loop()
+        woken = asyncio.Event()
+        self._wake = lambda: loop.call_soon_threadsafe(woken.set)
+        if not self.said:  # asked after the line above: whoever comes second sees the first
+            await woken.wait()
+        return self.result()
+
+
 @dataclass(slots=True)
 class _Job:
     """One thing to write. Outcomes and intents are grouped; anything else runs by itself; ``last`` ends the thread."""
 
-    future: Future[Any] = field(default_factory=Future)
+    answer: Answer[Any] = field(default_factory=Answer)
     outcome: Outcome | None = None
     intent: tuple[str, str] | None = None
     run: Callable[[], Any] | None = None
     last: bool = False
 
-    def answer(self, run: Callable[[], Any]) -> None:
+    def answer_with(self, run: Callable[[], Any]) -> None:
         try:
-            self.future.set_result(run())
+            value = run()
         except BaseException as error:
-            self.future.set_exception(error)
+            self.answer.say(None, error)
+        else:
+            self.answer.say(value)
 
 
 class Writer:
     """The thread of one entry into one record. Not reused: every entry has a nonce of its own.
 
-    Each question returns a future. Giving up waiting (a signal, a timeout) takes nothing back; see :meth:`withdraw`.
+    Each question returns its answer to wait for. Giving up waiting (a signal, a timeout) takes nothing back; see
+    :meth:`withdraw`.
 
     :param keep: called after each renewal that the ledger confirmed (renews the Redis lease).
     """
@@ -79,42 +123,47 @@ class Writer:
         self.last_event = 0
         self._keep = keep
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._grant: Grant | None = None
         self._held = False
         self._open: set[str] = set()
         self._lease_ends = 0.0
         self._renew_at = 0.0
+        self._thread = threading.Thread(target=self._loop, name="runguard-writer", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # a signal hit the start: nobody will use this one, so it ends
+            self._jobs.put(_Job(last=True))
+            raise
 
-    def claim(self) -> Future[Claim]:
+    def claim(self) -> Answer[Claim]:
         """Enter. Renewal begins with a verdict of ``run``."""
         return self.do(self._claim)
 
-    def withdraw_claim(self) -> Future[None]:
+    def withdraw_claim(self) -> Answer[None]:
         """Nobody waits for the claim any more (a signal): if it is granted, nothing was called under it."""
         return self.do(self._withdraw_claim)
 
-    def intent(self, name: str, readable: str) -> Future[IntentAnswer]:
+    def intent(self, name: str, readable: str) -> Answer[IntentAnswer]:
         """Book that a call is about to be made. Without the answer ``run``, do not make it."""
         return self._put(_Job(intent=(name, readable)))
 
-    def withdraw(self, name: str) -> Future[None]:
+    def withdraw(self, name: str) -> Answer[None]:
         """The call whose intent was asked for was not and will not be made."""
         return self.do(lambda: self._withdraw(name))
 
-    def outcome(self, outcome: Outcome) -> Future[Written]:
+    def outcome(self, outcome: Outcome) -> Answer[Written]:
         return self._put(_Job(outcome=outcome))
 
-    def settle(self, settlement: Settlement, *outcomes: Outcome) -> Future[Written]:
+    def settle(self, settlement: Settlement, *outcomes: Outcome) -> Answer[Written]:
         """Leave the record; renewal ends."""
         return self.do(lambda: self._settle(settlement, outcomes))
 
-    def hand_over(self, seconds: float) -> Future[Written]:
+    def hand_over(self, seconds: float) -> Answer[Written]:
         """Stay the holder while waiting in Airflow for at most so long; the same task instance may re-enter."""
         return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds)))
 
-    def do(self, run: Callable[[], T]) -> Future[T]:
+    def do(self, run: Callable[[], T]) -> Answer[T]:
         """Run something on the ledger's thread, after all that was asked before."""
         return self._put(_Job(run=run))
 
@@ -130,19 +179,13 @@ class Writer:
     def close(self) -> None:
         """All that was asked for is written, or was given up with its error; the thread is gone."""
         self._jobs.put(_Job(last=True))
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._thread.join()
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
-    def _put(self, job: _Job) -> Future[Any]:
-        if self._thread is None:
-            thread = threading.Thread(target=self._loop, name="runguard-writer", daemon=True)
-            thread.start()
-            self._thread = thread  # known only once it runs: a signal may hit its start
+    def _put(self, job: _Job) -> Answer[Any]:
         self._jobs.put(job)
-        return job.future
+        return job.answer
 
     def _loop(self) -> None:
         while True:
@@ -156,7 +199,7 @@ class Writer:
             if job is None and not group:
                 self._renew()
             elif job is not None and job.run is not None:
-                job.answer(job.run)
+                job.answer_with(job.run)
             elif job is not None and job.last:
                 return
 
@@ -239,15 +282,15 @@ class Writer:
             elif (outcome := group[0].outcome) is not None:
                 log.exception("The ledger refused the data of call %r; its outcome is booked without it.", outcome.call)
                 bare = _reduced(outcome, error)
-                group[0].answer(lambda: self._insist(lambda: self._write(outcomes=[bare])))
+                group[0].answer_with(lambda: self._insist(lambda: self._write(outcomes=[bare])))
             else:
-                group[0].future.set_exception(error)
+                group[0].answer.say(None, error)
         except BaseException as error:
             for job in group:
-                job.future.set_exception(error)
+                job.answer.say(None, error)
         else:
             for job in group:
-                job.future.set_result(written.intents[job.intent[0]] if job.intent else written)
+                job.answer.say(written.intents[job.intent[0]] if job.intent else written)
 
     def _insist(self, write: Callable[[], Written], until: float | None = None) -> Written:
         """Try until the ledger answers; with ``until`` (an intent) only as long as the lease runs."""

@@ -69,16 +69,22 @@ class Held:
 
 
 @contextmanager
+def empty_database(postgres: str, template: str | None = None) -> Iterator[str]:
+    """URL of a database with nothing in it (or a copy of ``template``), dropped in the end."""
+    name = f"runguard_test_{uuid.uuid4().hex[:12]}"
+    try:
+        yield create_database(postgres, name, template)
+    finally:
+        drop_database(postgres, name)
+
+
+@contextmanager
 def fresh_ledger(postgres: str, template: str) -> Iterator[str]:
     """URL of an empty ledger for many tests, which keep to keys of their own."""
-    name = f"runguard_test_{uuid.uuid4().hex[:12]}"
-    url = create_database(postgres, name, template)
-    try:
+    with empty_database(postgres, template) as url:
         with psycopg.connect(url) as connection:
             connection.execute("select runguard.acknowledge_restore(null, 'tests', 'cloned for a module')")
         yield url
-    finally:
-        drop_database(postgres, name)
 
 
 def said(name: str, failure: Failure | None = None, data: bytes = b'"ok"') -> Outcome:

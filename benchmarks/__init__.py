@@ -1,0 +1,1 @@
+"""What guarding costs, as ratios measured in one run on the same servers (`make bench`)."""

@@ -1,0 +1,93 @@
+"""`make bench`: a table, and ``benchmarks/latest.json``. Ratios of medians over interleaved rounds; lower is better.
+
+``--short`` is for CI: fewer calls and a smaller ledger, the same servers and statements; it says so in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.speed import DEPLOYMENT, Bench
+from demo.servers import Postgres, Redis
+
+LIMITS = {"first_vs_bare": 1.6, "replay_vs_select": 2.0, "claim_1m_vs_empty": 1.15, "task_rss_mb": 15.0}
+ROUNDS = ("bare", "first", "select", "replay", "replay_with_lease", "claim_empty", "claim_full")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--short", action="store_true", help="fewer calls and a smaller ledger, for CI")
+    short = parser.parse_args().short
+    calls, rounds, rows = (200, 3, 100_000) if short else (2000, 5, 1_000_000)
+    with tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory:
+        here = Path(directory)
+        with Postgres(here / "postgres") as postgres, Redis(here / "redis") as redis:
+            print(f"Filling a ledger with {rows:,} records …", flush=True)
+            urls = [postgres.create_database(name) for name in ("bare", "empty", "full")]
+            bench = Bench(*urls, redis.url, rows)
+            seconds: dict[str, list[float]] = {name: [] for name in ROUNDS}
+            for number in range(rounds):
+                for name in ROUNDS:
+                    seconds[name].append(getattr(bench, name)(calls))
+                print(f"Round {number + 1} of {rounds} done ({calls:,} calls each).", flush=True)
+            memory = resident_mb(urls[1], redis.url)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    figures = {
+        "first_vs_bare": medians["first"] / medians["bare"],
+        "replay_vs_select": medians["replay"] / medians["select"],
+        "claim_1m_vs_empty": medians["claim_full"] / medians["claim_empty"],
+        "task_rss_mb": memory,
+    }
+    report(figures, medians, {"calls": calls, "rounds": rounds, "rows": rows, "short": short})
+    return 0
+
+
+def resident_mb(ledger_url: str, redis_url: str) -> float:
+    """Median of three pairs of processes."""
+    connections = {
+        "AIRFLOW_CONN_RUNGUARD_LEDGER": ledger_url,
+        "AIRFLOW_CONN_RUNGUARD_REDIS": redis_url,
+        "AIRFLOW__RUNGUARD__DEPLOYMENT": DEPLOYMENT,
+        "_AIRFLOW_PROCESS_CONTEXT": "client",
+    }
+    command = [sys.executable, "-m", "benchmarks.memory"]
+
+    def after(kind: str) -> float:
+        done = subprocess.run(
+            [*command, kind], env={**os.environ, **connections}, capture_output=True, text=True, check=True
+        )
+        return float(json.loads(done.stdout.strip().splitlines()[-1])["after"])
+
+    return statistics.median(after("guarded") - after("plain") for _ in range(3))
+
+
+def report(figures: dict[str, float], medians: dict[str, float], how: dict[str, object]) -> None:
+    print(f"\n{'figure':<20} {'measured':>9} {'limit':>7}")
+    for name, value in figures.items():
+        print(f"{name:<20} {value:>9.2f} {LIMITS[name]:>7.2f}  {'ok' if value <= LIMITS[name] else 'OVER'}")
+    print("\nµs per operation: " + ", ".join(f"{name} {value * 1e6:.0f}" for name, value in medians.items()))
+    latest = {
+        **{name: round(value, 3) for name, value in figures.items()},
+        "limits": LIMITS,
+        "us": {name: round(value * 1e6, 1) for name, value in medians.items()},
+        "how": how,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+    }
+    target = Path(__file__).with_name("latest.json")
+    target.write_text(json.dumps(latest, indent=2) + "\n")
+    print(f"Written to benchmarks/{target.name}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""The measurements. Each gives seconds per operation, one round at a time, so that rounds of all can be interleaved.
+
+The bare bound is what anybody pays who takes a Redis lock and writes two rows: ``SET NX PX``, one ``INSERT``, one
+``UPDATE`` (autocommit, prepared, psycopg 3), Lua release. Everything is durable: neither side turns ``fsync`` or
+``synchronous_commit`` off.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+
+import psycopg
+
+from airflow_runguard.core import guard, keys
+from airflow_runguard.core.leases import Leases
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.migrations import upgrade
+from airflow_runguard.core.record import Holder, Order, Verdict
+from airflow_runguard.core.resp import Redis
+
+DEPLOYMENT = "bench"
+RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+FILL = """
+    insert into runguard.record (deployment, namespace, key, state, fence, effect, completeness, finished_at, calls,
+        on_doubt, payload_version, payload_digest, payload_fields, payload_readable, store_result, result, result_digest,
+        digest, nonce, dag_id, task_id, run_id)
+    select 'bench', 'filled', 'invoice/' || n, 'done', 1, 'applied', 'full', clock_timestamp(), 'body', 'ask', 1,
+        md5(n::text) || md5(n::text), '{"amount": "x"}', '{"amount": 500}', 'all', '{"v":1,"value":1}'::bytea,
+        sha256('{"v":1,"value":1}'::bytea), '', md5(n::text), 'bill', 'charge', 'run-' || n / 1000
+      from generate_series(%(low)s::int, %(high)s::int) n
+"""
+
+
+class Bench:
+    """One empty ledger, one with ``rows`` records, one bare table, on one PostgreSQL and one Redis."""
+
+    def __init__(self, bare_url: str, empty_url: str, full_url: str, redis_url: str, rows: int) -> None:
+        self.redis = Redis.from_url(redis_url)
+        self.bare_connection = psycopg.connect(bare_url, autocommit=True, prepare_threshold=0)
+        self.bare_connection.execute("create table work (key text primary key, state text not null, result text)")
+        self.empty, self.full = self._ledger(empty_url), self._ledger(full_url)
+        self.leases = Leases(self.redis, self.empty.installation)
+        self._fill(full_url, rows)
+        self._serial = 0
+
+    def _ledger(self, url: str) -> Ledger:
+        upgrade(url, deployment=DEPLOYMENT)
+        ledger = Ledger(lambda: psycopg.connect(url), deployment=DEPLOYMENT)
+        ledger.check()
+        return ledger
+
+    def _fill(self, url: str, rows: int) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            step = 50_000
+            for low in range(0, rows, step):
+                with connection.transaction():
+                    connection.execute("select set_config('runguard.writing', 'on', true)")
+                    connection.execute(FILL, {"low": low, "high": min(low + step, rows) - 1})
+            connection.execute("vacuum analyze runguard.record")
+
+    # -- one round each: seconds per operation ---------------------------------------------------------------------------
+
+    def bare(self, calls: int) -> float:
+        connection, token = self.bare_connection, uuid.uuid4().hex
+
+        def one(key: str) -> None:
+            self.redis.command("SET", key, token, "NX", "PX", 30_000)
+            connection.execute("insert into work (key, state) values (%s, 'running')", (key,))
+            connection.execute("update work set state = 'done', result = %s where key = %s", ('{"id": 1}', key))
+            self.redis.command("EVAL", RELEASE, 1, key, token)
+
+        return self._timed(calls, one)
+
+    def first(self, calls: int) -> float:
+        """A guarded task with one call, from entering to having left: lease, claim, intent, outcome, settle, events."""
+        return self._timed(calls, lambda key: self._run(self.empty, self.leases, key))
+
+    def replay(self, calls: int) -> float:
+        """Entering a record that is done, at depth ``ledger``: one statement."""
+        return self._replayed(Leases(None, self.empty.installation), calls)
+
+    def replay_with_lease(self, calls: int) -> float:
+        return self._replayed(self.leases, calls)
+
+    def _replayed(self, leases: Leases, calls: int) -> float:
+        name = f"replayed/{uuid.uuid4().hex}"
+        self._run(self.empty, leases, name)
+        return self._timed(calls, lambda _: self._run(self.empty, leases, name))
+
+    def select(self, calls: int) -> float:
+        connection = self.bare_connection
+        connection.execute("insert into work values ('selected', 'done', '{}') on conflict do nothing")
+        statement = "select key, state, result from work where key = %s"
+        return self._timed(calls, lambda _: connection.execute(statement, ("selected",)).fetchone())
+
+    def claim_empty(self, calls: int) -> float:
+        return self._timed(calls, lambda key: self._claim(self.empty, key))
+
+    def claim_full(self, calls: int) -> float:
+        return self._timed(calls, lambda key: self._claim(self.full, key))
+
+    # -- the work --------------------------------------------------------------------------------------------------------
+
+    def _timed(self, calls: int, one: Callable[[str], object]) -> float:
+        names = [f"invoice/new/{self._serial + i}" for i in range(calls)]
+        self._serial += calls
+        begun = time.perf_counter()
+        for name in names:
+            one(name)
+        return (time.perf_counter() - begun) / calls
+
+    def _order(self, key: str) -> Order:
+        return Order(identity=keys.identity(DEPLOYMENT, "billing", key), payload=keys.payload({"amount": 500}))
+
+    def _holder(self) -> Holder:
+        return Holder(uuid.uuid4().hex, "ti", "bill", "charge", "run", 1, -1, "host", 1)
+
+    def _run(self, ledger: Ledger, leases: Leases, key: str) -> None:
+        how = guard.run(
+            ledger,
+            leases,
+            guard.Work(
+                order=self._order(key),
+                holder=self._holder(),
+                body=lambda _: {"id": 1},
+                dump=lambda value: json.dumps(value).encode(),
+                load=json.loads,
+            ),
+        )
+        if not isinstance(how, guard.Done):
+            raise RuntimeError(f"the measured work did not end done: {how}")
+
+    def _claim(self, ledger: Ledger, key: str) -> None:
+        if ledger.claim(self._order(key), self._holder()).verdict is not Verdict.RUN:
+            raise RuntimeError("the measured claim was refused")

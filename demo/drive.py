@@ -1,0 +1,179 @@
+"""One accident on one of the two DAGs: what the outside world and the people around it do, step by step.
+
+Nothing here depends on which of the two it is, except that the ledger can be asked about the guarded one only, and that
+a person answers where the ledger asks. Every step waits for something that can be seen (at the vendor, in Airflow, in
+the ledger) and has a deadline; none merely lets time go by.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any
+
+from demo.airflow_api import FINISHED, TaskState
+from demo.ground import DEPLOYMENT, Ground, run_guard
+from demo.processes import wait_for
+from demo.stack import TaskProcesses
+
+PLAIN, GUARDED = "billing_plain", "billing_guarded"
+TASK = "charge"
+PATIENCE = 180.0
+"""Seconds that any one step may take: generous, since all accidents share two cores."""
+STANDS_BACK = frozenset({"up_for_reschedule", *FINISHED})
+
+
+class NotDriven(Exception):
+    """Something did not come to pass, so what this accident would show is not known."""
+
+
+class Drive:
+    """:param invoices: the business keys of this accident. :param tell: hears what happens, line by line."""
+
+    def __init__(self, ground: Ground, dag_id: str, invoices: Collection[str], tell: Callable[[str], None]) -> None:
+        self.ground, self.dag_id, self.invoices, self.tell = ground, dag_id, list(invoices), tell
+        self.api, self.vendor = ground.airflow.api, ground.control
+        self.invoice = self.invoices[0]
+        self.runs: list[str] = []
+        self.story: list[str] = []
+        """What the ledger said on the way, and who moved it on."""
+
+    @property
+    def guarded(self) -> bool:
+        return self.dag_id == GUARDED
+
+    @property
+    def customer(self) -> str:
+        return f"{self.dag_id}/{self.invoice}"
+
+    def charges(self) -> dict[str, int]:
+        """How often each business key was charged."""
+        customers = [effect.customer for effect in self.vendor.effects()]
+        return {invoice: customers.count(f"{self.dag_id}/{invoice}") for invoice in self.invoices}
+
+    # -- the job and the vendor ------------------------------------------------------------------------------------
+
+    def start(self, **conf: Any) -> str:
+        """A new run for the invoice; its run id."""
+        run_id = f"{self.invoice}-{len(self.runs) + 1}"
+        self.runs.append(self.api.trigger(self.dag_id, conf={"invoice": self.invoice, **conf}, run_id=run_id))
+        return run_id
+
+    def start_held(self, **conf: Any) -> str:
+        """A new run whose charge has happened, and whose answer the vendor keeps back until :meth:`let_go`."""
+        self.vendor.script(customer=self.customer, gate=self.customer)
+        run_id = self.start(**conf)
+        self.vendor.wait(self.customer, charged=1, timeout=PATIENCE)
+        return run_id
+
+    def let_go(self) -> None:
+        self.vendor.release(self.customer)
+
+    def wait_for_second(self, run_id: str) -> None:
+        """Return when this run's attempt, the second for the invoice, has charged or stands back."""
+
+        def came() -> bool:
+            return self.vendor.charges(self.customer) > 1 or self.task(run_id).state in STANDS_BACK
+
+        wait_for(came, PATIENCE, f"the second attempt for {self.customer} charges or stands back", pause=1.0)
+        if self.vendor.charges(self.customer) > 1:
+            self.tell("the second attempt has charged, too")
+        elif self.task(run_id).state == "up_for_reschedule":
+            self.tell("the second attempt found it held, and waits")
+            self.story.append("held, so the second waits")
+
+    # -- Airflow and its people --------------------------------------------------------------------------------------
+
+    def task(self, run_id: str) -> TaskState:
+        return self.api.task(self.dag_id, run_id, TASK)
+
+    def processes(self, run_id: str) -> TaskProcesses:
+        return self.ground.airflow.task_processes(self.dag_id, run_id, TASK, timeout=PATIENCE)
+
+    def clear(self, run_id: str) -> None:
+        self.api.clear(self.dag_id, run_id, [TASK])
+
+    def mark_failed(self, run_id: str) -> None:
+        self.api.set_state(self.dag_id, run_id, TASK, "failed")
+
+    def wait_state(self, run_id: str, states: Collection[str]) -> str:
+        found = wait_for(
+            lambda: task if (task := self.task(run_id)).state in states else None,
+            PATIENCE,
+            f"{self.dag_id}, run {run_id}, is {' or '.join(sorted(states))}",
+            pause=1.0,
+        )
+        assert found.state is not None
+        return found.state
+
+    def finish(self, run_id: str) -> None:
+        """Return when the run has succeeded, a person having answered where the ledger asked.
+
+        :raises NotDriven: it ended otherwise.
+        """
+        state = self.wait_state(run_id, FINISHED)
+        if self.guarded and state == "failed":
+            self.answer_doubt()
+            self.clear(run_id)
+            state = self.wait_state(run_id, FINISHED)
+        if state != "success":
+            raise NotDriven(f"Run {run_id} of {self.dag_id} ended as {state}.")
+
+    # -- the ledger and its people -----------------------------------------------------------------------------------
+
+    def explain(self, invoice: str | None = None) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads(self._runguard("explain", self._name(invoice), "--output", "json"))
+        return data
+
+    def answer_doubt(self) -> None:
+        """What a person does: reads what the ledger says, looks the charge up at the vendor, types the command.
+
+        :raises NotDriven: the ledger is not in doubt, or the vendor knows nothing.
+        """
+        stands = self.explain()
+        if stands["record"]["state"] != "in_doubt":
+            raise NotDriven(f"The task failed, and the ledger says {stands['record']['state']}: {stands['why']}")
+        found = self.vendor.find(customer=self.customer)
+        if not found:
+            raise NotDriven("The ledger is in doubt about a charge that never reached the vendor.")
+        typed = next(line for true, line in stands["commands"].items() if true.endswith(("It happened", "' happened")))
+        facts = {"--result=JSON": f"--result={json.dumps(found[0]['id'])}", "--reason=…": "--reason=seen at the vendor"}
+        words = [facts.get(word, word) for word in shlex.split(typed)]
+        self.tell(f"in doubt. A person finds {found[0]['id']} at the vendor and types: {shlex.join(words)}")
+        self._runguard(*words[2:])
+        self.story += ["in doubt", "a person: it happened"]
+
+    def acknowledge_restore(self, lost_since: datetime) -> None:
+        """What a person does about a ledger that lost time."""
+        words = ["db", "acknowledge-restore", f"--lost-since={lost_since.isoformat()}", "--reason=restored from backup"]
+        self.tell(f"the ledger lost time, so the task waits. A person types: airflow runguard {shlex.join(words)}")
+        self._runguard(*words)
+        self.story.append("lost time, so all wait")
+
+    def verdict(self) -> str:
+        """What the ledger said, in its order, and who moves it next where somebody has to."""
+        ends = set()
+        for invoice in self.invoices:
+            stands = self.explain(invoice)
+            who = "" if stands["who"].startswith("Nobody") else f", next: {stands['who']}"
+            ends.add(stands["record"]["state"] + who)
+        return " → ".join([*self.story, *sorted(ends)])
+
+    def evidence(self) -> str:
+        """For a person who must find out why it went wrong: the end of the task's log, and what the ledger says."""
+        parts = []
+        if self.runs:
+            run_id = self.runs[-1]
+            lines = self.api.log(self.dag_id, run_id, TASK, self.task(run_id).try_number).splitlines()
+            parts += [f"The end of the log of {self.dag_id}, run {run_id}:", *lines[-20:]]
+        if self.guarded:
+            parts += [f"explain {self._name()}:", self._runguard("explain", self._name())]
+        return "\n".join(parts)
+
+    def _name(self, invoice: str | None = None) -> str:
+        return f"billing/invoice/{invoice or self.invoice}"
+
+    def _runguard(self, *words: str) -> str:
+        return run_guard(*words, "--dsn", self.ground.ledger_url, "--deployment", DEPLOYMENT)

@@ -1,0 +1,206 @@
+"""The door for operators: any class, mapped, deferrable or made by ``@task``, through a real ``dag.test()``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.python import BranchPythonOperator, PythonOperator, ShortCircuitOperator
+from airflow.providers.standard.triggers.temporal import DateTimeTrigger
+from airflow.sdk import BaseOperator, task
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from airflow_runguard import Guard, guarded
+from airflow_runguard.core.record import State
+
+ASK = Guard(on_doubt="ask")
+
+
+class Submits(BaseOperator):
+    """Submits a job in ``execute``, then defers ``rounds`` times before it reads the result."""
+
+    template_fields = ("customer",)
+
+    def __init__(self, *, submit: Callable[..., Any], customer: str = "cust", rounds: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.submit, self.customer, self.rounds = submit, customer, rounds
+        self.polled: list[str] = []
+
+    def execute(self, context: Any) -> Any:
+        self.polled.append(self.submit(customer=self.customer)["id"])
+        self._defer()
+
+    def poll(self, context: Any, event: Any = None) -> Any:
+        self.polled.append("polled")
+        if len(self.polled) <= self.rounds:
+            self._defer()
+        return self.polled[0]
+
+    def _defer(self) -> None:
+        self.defer(trigger=DateTimeTrigger(moment=datetime(2026, 1, 1, tzinfo=UTC)), method_name="poll")
+
+
+class Reschedules(BaseOperator):
+    def __init__(self, *, until: datetime, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.until, self.looks = until, []
+
+    def execute(self, context: Any) -> Any:
+        self.looks.append(context["ti"].id)
+        if len(self.looks) == 1:
+            raise AirflowRescheduleException(self.until)
+        return len(self.looks)
+
+
+def test_p02_a_classic_operator_runs_once_and_is_given_its_vendor_key(airflow, tmp_path):
+    log = tmp_path / "calls"
+    with airflow.dag() as dag:
+        guarded(BashOperator)(
+            task_id="pay",
+            guard=Guard(key="payout/{{ ds }}", on_doubt="ask"),
+            bash_command="echo {{ guard.idempotency_key }} $KEY >> " + str(log) + "; echo paid",
+            env={"KEY": "{{ guard.idempotency_key }}"},
+        )
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert first.result("pay") == second.result("pay") == "paid"
+    (line,) = log.read_text().splitlines()
+    once, again = line.split()
+    assert once == again
+    assert once.startswith("rg1-")
+    assert airflow.record().identity.key == "payout/2026-10-01"
+
+
+def test_p02_a_mapped_operator_has_a_record_for_each_piece_of_work(airflow, charge):
+    customers = [["a"], ["b"]]
+    with airflow.dag() as dag:
+        guarded(PythonOperator).partial(
+            task_id="pay", guard=Guard(key="cust/{{ args.customer }}", on_doubt="ask"), python_callable=charge
+        ).expand(op_args=customers)
+    airflow.run(dag)
+    customers[:] = [["b"], ["a"]]
+    second = airflow.run(dag)
+    assert second.state == "success"
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["a", "b"]
+
+
+def made_by_task(charge):
+    @task(task_id="pay")
+    def pay() -> Any:
+        return charge()["id"]
+
+    guarded(pay(), ASK)
+
+
+def made_by_task_and_mapped(charge):
+    @task(task_id="pay")
+    def pay(customer: str) -> Any:
+        return charge(customer=customer)["id"]
+
+    guarded(pay.expand(customer=["cust"]), Guard(key="c/{{ args.customer }}", on_doubt="ask"))
+
+
+def classic_and_mapped(charge):
+    operator = PythonOperator.partial(task_id="pay", python_callable=lambda c: charge(c)["id"]).expand(op_args=[["c"]])
+    guarded(operator, Guard(key="c/{{ args.c }}", on_doubt="ask"))
+
+
+def classic(charge):
+    guarded(PythonOperator(task_id="pay", python_callable=lambda: charge()["id"]), ASK)
+
+
+@pytest.mark.parametrize("made", [made_by_task, made_by_task_and_mapped, classic, classic_and_mapped])
+def test_p02_a_task_that_exists_already_can_be_guarded(airflow, charge, made):
+    with airflow.dag() as dag:
+        made(charge)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success")
+    assert list(second.xcoms.values()) == list(first.xcoms.values()) == [airflow.vendor.effects()[0].id]
+
+
+def test_r40_a_deferred_task_takes_up_its_own_work(airflow, charge):
+    """Deferred and resumed three times: one submission, one record, one claim's worth of attempts."""
+    with airflow.dag() as dag:
+        operator = guarded(Submits)(task_id="pay", guard=ASK, submit=charge, rounds=3)
+    first = airflow.run(dag)
+    assert first.state == "success"
+    assert operator.polled[1:] == ["polled"] * 3
+    record = airflow.record()
+    assert (record.state, record.fence) == (State.DONE, 4)  # each entry raises the fence
+    (call,) = airflow.ledger.calls(record.id)
+    assert call.attempt == 1
+    second = airflow.run(dag)
+    assert second.result("pay") == first.result("pay")
+    assert airflow.vendor.charges() == 1
+
+
+def test_p02_a_mapped_deferrable_operator_submits_each_piece_once(airflow, charge):
+    with airflow.dag() as dag:
+        guarded(Submits).partial(task_id="pay", guard=Guard(key="c/{{ args.customer }}", on_doubt="ask"), submit=charge).expand(
+            customer=["a", "b"]
+        )
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success")
+    assert second.xcoms == first.xcoms
+    assert [effect.customer for effect in airflow.vendor.effects()] == ["a", "b"]
+
+
+def test_p05_a_resumed_task_whose_record_was_taken_makes_no_further_call(airflow, charge):
+    """While it was deferred a person took the record away; what it submitted is in doubt, so it does not go on."""
+
+    class Taken(Submits):
+        def _defer(self) -> None:
+            record = airflow.record()
+            assert airflow.ledger.release(record.id, actor="person:tester", reason="test") == "ok"
+            super()._defer()
+
+    with airflow.dag() as dag:
+        operator = guarded(Taken)(task_id="pay", guard=ASK, submit=charge)
+    run = airflow.run(dag)
+    assert run.state == "failed"
+    assert "polled" not in operator.polled
+    assert "In doubt" in run.log
+    assert airflow.record().state is State.IN_DOUBT
+
+
+def test_a_rescheduled_task_comes_back_to_its_own_work(airflow):
+    with airflow.dag() as dag:
+        operator = guarded(Reschedules)(task_id="look", guard=ASK, until=datetime(2026, 1, 1, tzinfo=UTC))
+    run = airflow.run(dag)
+    assert (run.state, run.result("look")) == ("success", 2)
+    assert len(set(operator.looks)) == 1
+    assert airflow.record().state is State.DONE
+
+
+def test_p02_a_branch_is_taken_again_on_replay(airflow):
+    decided: list[str] = []
+
+    def decide() -> str:
+        decided.append("left")
+        return "left"
+
+    with airflow.dag() as dag:
+        branch = guarded(BranchPythonOperator)(task_id="branch", guard=ASK, python_callable=decide)
+        for name in ("left", "right"):
+            branch >> PythonOperator(task_id=name, python_callable=list)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert first.states == second.states == {"branch": "success", "left": "success", "right": "skipped"}
+    assert decided == ["left"]
+
+
+@pytest.mark.parametrize(("answer", "downstream"), [(False, "skipped"), (True, "success")])
+def test_p02_a_short_circuit_cuts_again_on_replay(airflow, answer, downstream):
+    decided: list[bool] = []
+
+    def decide() -> bool:
+        decided.append(answer)
+        return answer
+
+    with airflow.dag() as dag:
+        cut = guarded(ShortCircuitOperator)(task_id="cut", guard=ASK, python_callable=decide)
+        cut >> PythonOperator(task_id="after", python_callable=list)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert first.states == second.states == {"cut": "success", "after": downstream}
+    assert decided == [answer]
