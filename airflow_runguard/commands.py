@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_runguard.config import Settings
 
 Data = dict[str, Any]
+BODY = "body"
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -112,7 +113,12 @@ def resolve(
     reference: str | None = None,
     force: bool = False,
 ) -> Data:
-    """Book what a person found out: ``happened``, ``did_not_happen``, or ``failed`` (leave it as it is)."""
+    """Book what a person found out: ``happened``, ``did_not_happen``, or ``failed`` (leave it as it is).
+
+    :param call: only this call; the task then goes on after it. The body of a task that is one call is all of it.
+    """
+    if call == BODY and record.calls == BODY:
+        call = None
     verdict = ledger.resolve(
         record.id,
         answer,

@@ -120,7 +120,12 @@ def guarded_class(cls: C) -> C:
     adapter = adapter_for(cls)
     if adapter.refused:
         raise PlanningError(f"{cls.__name__} cannot be guarded: {adapter.refused}.")
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "custom_operator_name": f"{getattr(cls, 'custom_operator_name', cls.__name__)} (guarded)",
+    }
     metaclass: Any = type(cls)
     return cast(C, metaclass(cls.__name__, (GuardMixin, cls), names))
 

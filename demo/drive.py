@@ -39,6 +39,8 @@ class Drive:
         self.runs: list[str] = []
         self.story: list[str] = []
         """What the ledger said on the way, and who moved it on."""
+        self.ledger = ""
+        """All of that, and where it stands at last; see :meth:`read_ledger`."""
 
     @property
     def guarded(self) -> bool:
@@ -138,7 +140,7 @@ class Drive:
         found = self.vendor.find(customer=self.customer)
         if not found:
             raise NotDriven("The ledger is in doubt about a charge that never reached the vendor.")
-        typed = next(line for true, line in stands["commands"].items() if true.endswith(("It happened", "' happened")))
+        typed = next(line for true, line in stands["commands"].items() if true.endswith(" happened"))
         facts = {"--result=JSON": f"--result={json.dumps(found[0]['id'])}", "--reason=…": "--reason=seen at the vendor"}
         words = [facts.get(word, word) for word in shlex.split(typed)]
         self.tell(f"in doubt. A person finds {found[0]['id']} at the vendor and types: {shlex.join(words)}")
@@ -152,14 +154,14 @@ class Drive:
         self._runguard(*words)
         self.story.append("lost time, so all wait")
 
-    def verdict(self) -> str:
-        """What the ledger said, in its order, and who moves it next where somebody has to."""
+    def read_ledger(self) -> None:
+        """Where all the invoices stand, and who moves them next where somebody has to."""
         ends = set()
         for invoice in self.invoices:
             stands = self.explain(invoice)
-            who = "" if stands["who"].startswith("Nobody") else f", next: {stands['who']}"
+            who = "" if stands["who"].startswith("Nobody") else f" (next: {stands['who']})"
             ends.add(stands["record"]["state"] + who)
-        return " → ".join([*self.story, *sorted(ends)])
+        self.ledger = " → ".join([*self.story, *sorted(ends)])
 
     def evidence(self) -> str:
         """For a person who must find out why it went wrong: the end of the task's log, and what the ledger says."""

@@ -39,7 +39,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Row:
-    """:param ledger: what the ledger says and who moves it next. :param trouble: why it could not be driven; '' = it was."""
+    """:param ledger: what it says and who moves it next. :param trouble: why it could not be driven; '' = it was."""
 
     accident: str
     plain: Count
@@ -74,11 +74,17 @@ def as_table(rows: Sequence[Row]) -> str:
     """At most :data:`WIDTH` columns wide."""
     lines = [
         " " * _COLUMNS[0] + "plain".rjust(sum(_COLUMNS[1:3])) + "guarded".rjust(sum(_COLUMNS[3:6])),
-        *_line("accident", ("charges", "dup.", "charges", "dup.", "lost"), "the ledger, and who moves it next"),
+        *_line("accident", ("charges", "dup.", "charges", "dup.", "lost"), "the ledger, and who moves it"),
         "─" * WIDTH,
     ]
     for row in rows:
-        numbers = (row.plain.charges, row.plain.duplicates, row.guarded.charges, row.guarded.duplicates, row.guarded.lost)
+        numbers = (
+            row.plain.charges,
+            row.plain.duplicates,
+            row.guarded.charges,
+            row.guarded.duplicates,
+            row.guarded.lost,
+        )
         lines += _line(row.accident, numbers, _ledger(row))
     return "\n".join([*lines, "─" * WIDTH, *textwrap.wrap(CAPTION, WIDTH)])
 

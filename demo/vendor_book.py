@@ -14,7 +14,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-LONGEST_WAIT = 60.0  # seconds after which a closed gate opens by itself: a forgotten one must not hang a test for ever
+LONGEST_WAIT = 180.0  # seconds after which a closed gate opens by itself: a forgotten one must not hang a test for ever
 
 
 @dataclass(frozen=True)

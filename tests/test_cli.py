@@ -326,6 +326,13 @@ def test_of_several_open_calls_each_is_resolved_by_its_name(ask: Type, ledger: L
     assert [call.state for call in ledger.calls(held.id)] == ["done", "done"]
 
 
+def test_the_body_of_a_task_that_is_one_call_is_all_of_it(ask: Type, ledger: Ledger) -> None:
+    held = doubt(ledger)
+    words = ["resolve", "inv-7", "--happened", "--call", "body", "--result", "1", "--reason", "r"]
+    assert ask(*words).data["record"]["state"] == "done"
+    assert ledger.claim(held.order, engine.holder()).result == Result(codec.dump(1))
+
+
 def test_reopen_of_what_happened_is_refused_until_a_second_charge_is_said_to_be_meant(
     ask: Type, ledger: Ledger
 ) -> None:

@@ -57,6 +57,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 UPGRADE = "Run `airflow runguard db upgrade`."
 REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
+UNPREPARED = {"26000", "42P05"}  # prepared statement is not there, or there already: nothing happened
 NOT_READY = {"42P01", "3F000", "42883", "42703", "42501"}  # undefined table, schema, function, column; no privilege
 ATTEMPTS = 20
 DEFAULT_PAUSE = 60.0
@@ -101,10 +102,13 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
-        row = self._one("claim", _claim_parameters(order, holder))
-        result = None
+        parameters = _claim_parameters(order, holder)
+        done = self._all("replay", parameters)
+        if done:
+            return _replay(order.identity, done[0])
+        row = self._one("claim", parameters)
         if row["verdict"] == Verdict.REPLAY:
-            result = _stored(row, row["store_result"])
+            return _replay(order.identity, row)
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
             before, after = _json(row["payload_fields"]), order.payload.fields
@@ -120,7 +124,6 @@ class Ledger:
             attempt=row["attempt"] or 0,
             until=row["until"],
             holder=row["holder"] or "",
-            result=result,
             differing=differing,
         )
 
@@ -352,6 +355,8 @@ class Ledger:
                     self.close()
                 if error.sqlstate == "RG001":
                     self._explicit = True  # the role's isolation is another: say it with each transaction from now on
+                elif error.sqlstate in UNPREPARED and self._connection is not None:
+                    self._connection.prepare_threshold = None  # a pooler keeps none: send statements whole from now on
                 elif error.sqlstate in REPEATED:
                     pass
                 elif lost and not reconnected and not isinstance(error, psycopg.errors.ConnectionTimeout):
@@ -374,9 +379,6 @@ class Ledger:
             connection.rollback()
             connection.autocommit = True
             connection.isolation_level = IsolationLevel.READ_COMMITTED
-            connection.prepare_threshold = (
-                None  # functions keep their plans; nothing is left behind in a pooled session
-            )
             connection.row_factory = dict_row
             connection.adapters.register_loader("timestamptz", _Times)
             self._connection = connection
@@ -509,6 +511,18 @@ def _json(text: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _replay(identity: Identity, row: Mapping[str, Any]) -> Claim:
+    return Claim(
+        Verdict.REPLAY,
+        identity,
+        row["now"],
+        record_id=row["record_id"],
+        generation=row["generation"],
+        fence=row["fence"],
+        result=_stored(row, row["store_result"]),
+    )
+
+
 def _stored(row: Mapping[str, Any], store_result: str) -> Result:
     """The result of what is done. One that is not there is an empty one only where nobody reads it."""
     missing = row["result_missing"] or ""
@@ -573,7 +587,7 @@ def _call(row: Mapping[str, Any]) -> Call:
     return Call(
         name=row["name"],
         generation=row["generation"],
-        state=CallState(row["state"]),
+        state=_word_of(CallState, row["state"]),
         attempt=row["attempt"],
         fence=row["fence"],
         intent_at=row["intent_at"],
@@ -581,8 +595,8 @@ def _call(row: Mapping[str, Any]) -> Call:
         first_intent_at=row["first_intent_at"],
         first_unknown_at=row["first_unknown_at"],
         outcome_at=row["outcome_at"],
-        effect=Effect(row["effect"]) if row["effect"] else None,
-        failure_class=FailureClass(row["failure_class"]) if row["failure_class"] else None,
+        effect=_word_of(Effect, row["effect"]),
+        failure_class=_word_of(FailureClass, row["failure_class"]),
         error=row["error"],
         evidence=row["evidence"],
         external_id=row["external_id"] or "",

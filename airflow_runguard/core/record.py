@@ -377,7 +377,8 @@ class Call:
 
     name: str
     generation: int
-    state: CallState
+    state: CallState | None
+    """``None`` = the line has a word there that is no state."""
     attempt: int
     fence: int
     intent_at: datetime | None

@@ -289,8 +289,8 @@ class Writer:
             for job in group:
                 job.answer.say(None, error)
         else:
-            for job in group:
-                job.answer.say(written.intents[job.intent[0]] if job.intent else written)
+            for job in group:  # an intent that got no answer fails by itself; it must not end this thread
+                job.answer_with(lambda job=job: written.intents[job.intent[0]] if job.intent else written)  # type: ignore[misc]
 
     def _insist(self, write: Callable[[], Written], until: float | None = None) -> Written:
         """Try until the ledger answers; with ``until`` (an intent) only as long as the lease runs."""

@@ -35,7 +35,7 @@ def post_charge(invoice: str, idempotency_key: str | None = None) -> str:
         f"{VENDOR}/charges",
         json={"customer": f"{context['dag'].dag_id}/{invoice}", "amount": 4200, "currency": "eur"},
         headers={"Idempotency-Key": idempotency_key} if idempotency_key else {},
-        timeout=(context["dag_run"].conf or {}).get("patience", 100),
+        timeout=(context["dag_run"].conf or {}).get("patience", 200),
     )
     answer.raise_for_status()
     charge: str = answer.json()["id"]

@@ -267,7 +267,6 @@ def test_p12_a_call_that_cannot_be_announced_is_not_made_and_the_task_waits(
     assert made == ["first"]
     assert isinstance(how, guard.Waiting)
     assert "out of reach" in how.reason
-    print(how.reason)
     assert state_of(own, what) is State.PENDING
 
 

@@ -12,18 +12,16 @@ from typing import Any
 
 import psycopg
 import pytest
-from psycopg.rows import tuple_row
 
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
 from tests.core.engine import DEPLOYMENT, order
 from tests.core.world import World
 
-CALL_COLUMNS = "state, attempt, fence, final, first_unknown_at is null, outcome_at is null, same_again, effect"
-RECORD_COLUMNS = (
-    "state, effect, needs_person, fence, generation, open_calls, late_applied, lease_until < clock_timestamp(),"
-    " first_unknown_at is null, first_intent_at is null, no_later_than is null"
-)
+COLUMNS = ("state", "effect", "needs_person", "fence", "generation", "open_calls", "late_applied", "expired")
+TIMES = ("first_unknown_at", "first_intent_at", "no_later_than")
+CALL_COLUMNS = ("state", "attempt", "fence", "final", "effect", "same_again")
+CALL_TIMES = ("first_unknown_at", "outcome_at")
 
 ENDLESS = dict.fromkeys(("lease", "max_hold", "max_call_time", "key_lifetime"), 10**8)
 """Seconds: time passes only where the walk says so."""
@@ -42,8 +40,8 @@ class Walk:
         self.seen.add(node)
         moves = False
         place = f"s{len(world.path)}"
+        self.connection.execute(f"savepoint {place}")
         for action in world.actions():
-            self.connection.execute(f"savepoint {place}")
             way = world.fork()
             way.do(action)
             self.steps += 1
@@ -51,20 +49,23 @@ class Walk:
             moves = moves or (there != node and action[0] != "die")
             if there not in self.seen:
                 self.go(way)
-            self.connection.execute(f"rollback to savepoint {place}; release savepoint {place}")
-        bounded = not world.may_claim or not world.may_answer
+            self.connection.execute(f"rollback to savepoint {place}")
+        self.connection.execute(f"release savepoint {place}")
+        bounded = 0 in (world.may_claim, world.may_call, world.may_answer)
         assert moves or bounded or world.state is State.DONE, f"nobody moves on from {world.path}"
 
-    def node(self, world: World) -> Any:
-        cursor = self.connection.cursor(row_factory=tuple_row)
-        record = cursor.execute(f"select {RECORD_COLUMNS} from runguard.record").fetchall()
-        calls = cursor.execute(f"select {CALL_COLUMNS} from runguard.call order by generation, name").fetchall()
-        workers = sorted(
-            (w.generation, w.fence, *((n, s.attempt, s.sticky, s.truth) for n, s in sorted(w.under_way.items())))
-            for w in world.workers.values()
-        )
-        vendor = tuple(sorted(world.effects)), tuple(sorted(world.excused))
-        return (*record, *calls, *workers, *vendor, world.may_claim, world.may_answer, world.told, world.refusal)
+    @staticmethod
+    def node(world: World) -> Any:
+        """All that tells two places apart; of times only whether they are there."""
+        record = world.seen or {"calls": []}
+        line = [record.get(column) for column in COLUMNS] + [record.get(column) is None for column in TIMES]
+        calls = [
+            [call[column] for column in CALL_COLUMNS] + [call[t] is None for t in CALL_TIMES]
+            for call in record["calls"]
+        ]
+        workers = [[w.generation, w.fence, sorted(w.under_way.items())] for w in world.workers.values()]
+        vendor = sorted(world.effects), sorted(world.excused)
+        return repr((line, calls, sorted(map(repr, workers)), vendor, world.may_claim, world.may_call, world.may_answer, world.told))
 
 
 @pytest.fixture

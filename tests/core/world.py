@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import copy
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import psycopg
-from psycopg.rows import tuple_row
+from psycopg.rows import dict_row
 
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
@@ -33,6 +34,14 @@ from airflow_runguard.core.record import (
 from tests.core.engine import holder
 
 Action = tuple[Any, ...]
+
+LOOK = """
+select r.*, runguard.broken(r) as broken, lease_until < clock_timestamp() as expired,
+       (select count(*) from runguard.event e where e.record_id = r.id) as events,
+       (select coalesce(json_agg(c order by c.name), '[]') from runguard.call c
+         where c.record_id = r.id and c.generation = r.generation) as calls
+  from runguard.record r where r.key = %s
+"""
 
 FAILURES = {
     "unknown": Failure(FailureClass.TIMEOUT, Effect.UNKNOWN),
@@ -72,7 +81,9 @@ class World:
     order: Order
     names: tuple[str, ...] = ("body",)
     slots: int = 2
+    kinds: tuple[str, ...] = tuple(FAILURES)
     may_claim: int = 10**9
+    may_call: int = 10**9
     may_answer: int = 10**9
     """How often the person may answer, release and reopen."""
 
@@ -88,6 +99,8 @@ class World:
     """Failed, and the effect unknown: only a person goes on."""
     unresolved: dict[str, int] = field(default_factory=dict)
     """Calls that were granted and never answered, looked up or resolved, with the attempt in their vendor key."""
+    reported: set[str] = field(default_factory=set)
+    """Calls in doubt because a stale holder reported them as applied: the last caller cannot speak for that one."""
     done: set[str] = field(default_factory=set)
     attempts: dict[str, int] = field(default_factory=dict)
     final: set[str] = field(default_factory=set)
@@ -97,14 +110,14 @@ class World:
     effects: list[tuple[int, str, int]] = field(default_factory=list)
     excused: set[tuple[int, str]] = field(default_factory=set)
     """Where a person's answer was false, or came too early and was forced."""
-    result: bytes | None = None
-    seen: tuple[Any, ...] = ()
+    seen: Mapping[str, Any] | None = None
     path: tuple[Action, ...] = ()
 
     def fork(self) -> World:
         """The same world, to go another way; the ledger's side is the caller's to bring back."""
         twin = copy.copy(self)
         twin.unresolved, twin.done, twin.attempts = dict(self.unresolved), set(self.done), dict(self.attempts)
+        twin.reported = set(self.reported)
         twin.final, twin.effects, twin.excused = set(self.final), list(self.effects), set(self.excused)
         twin.workers = {
             slot: replace(worker, under_way={name: replace(sent) for name, sent in worker.under_way.items()})
@@ -127,7 +140,7 @@ class World:
             for name in self.names:
                 sending = worker.under_way.get(name)
                 if sending is None:
-                    able += [("intent", slot, name)] * explicit
+                    able += [("intent", slot, name)] * (explicit and self.may_call > 0)
                 elif sending.truth == "unsent":
                     able += [
                         ("send", slot, name, True),
@@ -137,7 +150,7 @@ class World:
                 elif sending.truth == "charged":
                     able += [("outcome", slot, name, "applied"), ("outcome", slot, name, "unknown")]
                 else:
-                    able += [("outcome", slot, name, kind) for kind in FAILURES]
+                    able += [("outcome", slot, name, kind) for kind in self.kinds]
             if explicit and not worker.under_way:
                 able += [("settle", slot, State.DONE), ("settle", slot, State.PENDING)]
         if self.holding:
@@ -188,18 +201,20 @@ class World:
     def _granted(self, slot: int, name: str, attempt: int) -> None:
         before = self.unresolved.get(name)
         assert before is None or (before == attempt and self.order.on_doubt == "replay"), "sent again while unknown"
+        self.may_call -= 1
         self.attempts[name] = self.attempts.get(name, 1) + (name in self.final)
         self.final.discard(name)
         assert attempt == self.attempts[name], "another vendor key than the design's"
         self.workers[slot].under_way[name] = Sending(attempt, sticky=before is not None)
         self.unresolved[name] = attempt
+        self.reported.discard(name)
 
     def _mine(self, worker: Worker) -> bool:
         same = (worker.fence, worker.generation) == (self.fence, self.generation)
         return same and self.state in (State.RUNNING, State.IN_DOUBT)
 
     def _write(self, worker: Worker, **what: Any) -> Written:
-        grant = Grant(self.order.identity, self.ledger.get(self.order.identity).id, worker.generation, worker.fence)
+        grant = Grant(self.order.identity, self._id(), worker.generation, worker.fence)
         written = self.ledger.write(grant, holder=worker.who, order=self.order, **what)
         if self._mine(worker) and self.state is State.RUNNING:
             self.expired = False  # whoever writes in time is alive
@@ -239,17 +254,21 @@ class World:
         if left_as:
             del self.workers[slot]
         self._write(worker, outcomes=[outcome], settlement=settlement)
-        if mine:
+        if mine and name not in self.reported:
             self._answered(name, kind, sending)
             if before is State.IN_DOUBT or left_as:
                 self._left(left_as or State.PENDING)
-        elif kind == "applied" and worker.generation == self.generation and self.state is not State.DONE:
-            if name not in self.done:
-                self.unresolved.setdefault(name, self.attempts[name])
-            if self.state is State.RUNNING:
-                self.told = True
-            elif self.state is not State.IN_DOUBT:
-                self.state = State.IN_DOUBT
+        elif kind == "applied" and worker.generation == self.generation:
+            self._reported(name)
+
+    def _reported(self, name: str) -> None:
+        """A stale holder says that it was applied."""
+        if self.state not in (State.DONE, State.IN_DOUBT):
+            if name not in self.done and name not in self.unresolved:
+                self.unresolved[name] = self.attempts[name]
+                self.reported.add(name)
+            self.told = self.state is State.RUNNING
+            self.state = self.state if self.told else State.IN_DOUBT
 
     def _answered(self, name: str, kind: str, sending: Sending) -> None:
         if kind == "applied":
@@ -326,47 +345,40 @@ class World:
         )
         assert said == "ok"
         self.generation += 1
-        self.state, self.told, self.refusal, self.result = State.PENDING, False, False, None
+        self.state, self.told, self.refusal = State.PENDING, False, False
         self.unresolved, self.done, self.attempts, self.final = {}, set(), {}, set()
 
     def _id(self) -> int:
-        record = self.ledger.get(self.order.identity)
-        assert record is not None
-        return record.id
+        assert self.seen is not None
+        return int(self.seen["id"])
 
     # -- the laws ------------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
-        said = self.path
-        record = self.ledger.get(self.order.identity)
-        assert (record is None) == (self.state is None), said
-        if record is None:
-            return
-        assert record.broken == "", said
-        assert (record.state, record.generation, record.fence) == (self.state, self.generation, self.fence), said
+    def look(self) -> Mapping[str, Any] | None:
+        """The line, its calls of this generation, and how many events it has."""
+        return self.sql.cursor(row_factory=dict_row).execute(LOOK, [self.order.identity.key]).fetchone()
 
-        calls = {c.name: c for c in self.ledger.calls(record.id) if c.generation == self.generation}
-        doubtful = {name: c.attempt for name, c in calls.items() if c.state in ("started", "in_doubt")}
+    def check(self) -> None:
+        said, before, now = self.path, self.seen, self.look()
+        self.seen = now
+        assert (now is None) == (self.state is None), said
+        if now is None:
+            return
+        assert now["broken"] == "", said
+        assert (now["state"], now["generation"], now["fence"]) == (self.state, self.generation, self.fence), said
+
+        doubtful = {c["name"]: c["attempt"] for c in now["calls"] if c["state"] in ("started", "in_doubt")}
         assert doubtful == self.unresolved, ("a doubt was forgotten, or invented", doubtful, said)
-        is_open = [c for c in calls.values() if c.name in doubtful and c.outcome_at is None and c.fence == record.fence]
-        assert record.open_calls == len(is_open), said
+        unanswered = [c for c in now["calls"] if c["name"] in doubtful and c["outcome_at"] is None]
+        assert now["open_calls"] == sum(c["fence"] == now["fence"] for c in unanswered), said
 
         live = [w for w in self.workers.values() if self._mine(w) and self.state is State.RUNNING]
         assert len({w.fence for w in live}) <= 1, said
         for generation, name, _ in self.effects:
             paid = sum(effect[:2] == (generation, name) for effect in self.effects)
             assert paid <= 1 or (generation, name) in self.excused, ("paid twice", said)
-
-        if self.state is State.DONE:
-            stored = record.result.data if record.result else None
-            assert self.result in (None, stored), ("done has changed", said)
-            self.result = stored
-        [now] = self.sql.cursor(row_factory=tuple_row).execute(
-            "select r.digest, (select count(*) from runguard.event e where e.record_id = r.id),"
-            " (select array_agg(c::text order by c.name) from runguard.call c where c.record_id = r.id)"
-            " from runguard.record r where r.id = %s",
-            [record.id],
-        )
-        if self.seen and (now[0], now[2]) != (self.seen[0], self.seen[2]):
-            assert now[1] > self.seen[1], ("changed without an event", said)
-        self.seen = now
+        if before is not None:
+            stays = before["state"] == now["state"] == State.DONE and before["generation"] == now["generation"]
+            assert not stays or before["result"] == now["result"], ("done has changed", said)
+            changed = (before["digest"], before["calls"]) != (now["digest"], now["calls"])
+            assert not changed or now["events"] > before["events"], ("changed without an event", said)

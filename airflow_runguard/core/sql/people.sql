@@ -24,6 +24,15 @@ begin
         return 'broken';
     elsif p_seen_fence is not null and r.fence <> p_seen_fence then
         return 'moved';
+    elsif r.state = 'done' and r.result is null and r.result_missing is not null
+          and p_answer = 'happened' and p_result is not null and p_call is null then
+        -- It is known to have happened; only its result was never stored.
+        update runguard.record set result = case when store_result = 'all' then p_result end,
+               result_digest = sha256(p_result), result_missing = null
+         where id = r.id returning * into r;
+        perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
+            'answer', 'the missing result', 'reference', p_reference)::text);
+        return 'ok';
     elsif not (r.state = 'in_doubt' or (r.state = 'failed' and p_answer = 'happened')) then
         return 'not_in_doubt';
     elsif p_answer = 'did_not_happen' and r.no_later_than > clock_timestamp() and not p_force then

@@ -91,7 +91,7 @@ begin
         if c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i]
            and (r.store_result = 'none' or c.result_digest is not distinct from sha256(p_o_result[i])) then
             null;                               -- booked before; its answer was lost
-        elsif mine and c.fence = p_fence and c.state in ('started', 'in_doubt') then
+        elsif mine and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
             v_state := p_o_state[i];
             v_said := '';
             if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
@@ -110,7 +110,7 @@ begin
                    result_digest = case when r.store_result <> 'none' then sha256(p_o_result[i]) end,
                    result_missing = p_o_missing[i]
              where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
-            closed := closed + (c.outcome_at is null)::int;
+            closed := closed + 1;
             booked := true;
             if p_to is null or p_o_name[i] <> 'body' then
                 v_event := runguard.book(r, 'answered', p_actor, coalesce(p_o_error[i], ''), json_build_object(
@@ -187,7 +187,7 @@ begin
                handed_over = p_hand_over is not null,
                no_later_than = case when opened > 0 then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
-               first_unknown_at = case when not booked then k.first_unknown_at else
+               first_unknown_at = case when not booked or k.late_applied > 0 then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
                      where x.record_id = k.id and x.generation = k.generation and x.state in ('started', 'in_doubt')) end
          where k.id = r.id returning * into r;

@@ -1,0 +1,139 @@
+"""The operators that have adapters: an HTTP request and an SQL statement, with what their errors mean for the effect."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.providers.common.sql.operators.sql import SQLExecuteQueryOperator
+from airflow.providers.http.operators.http import HttpOperator
+
+from airflow_runguard import Guard, guarded
+from airflow_runguard.core.record import Effect, State
+from demo.processes import free_port
+
+AGAIN = {"retries": 2, "retry_delay": timedelta(0)}
+
+
+def pay(airflow, amount: int = 500, **options: Any) -> Any:
+    with airflow.dag() as dag:
+        guarded(HttpOperator)(
+            task_id="pay",
+            http_conn_id="vendor",
+            endpoint="/charges",
+            headers={"Content-Type": "application/json", "Idempotency-Key": "{{ guard.idempotency_key }}"},
+            data=json.dumps({"customer": "cust", "amount": amount}),
+            response_filter=lambda response: response.json()["id"],
+            **{"guard": Guard(key="payout"), **AGAIN, **options},
+        )
+    return dag
+
+
+def test_p02_a_request_is_sent_once_with_its_vendor_key(airflow):
+    dag = pay(airflow)
+    first, second = airflow.run(dag), airflow.run(dag)
+    (effect,) = airflow.vendor.effects()
+    assert first.result("pay") == second.result("pay") == effect.id
+    assert (effect.key or "").startswith("rg1-")
+
+
+def test_a_deferrable_request_is_sent_by_the_worker_once(airflow):
+    """From the triggerer it would be sent again after the triggerer's restart."""
+    dag = pay(airflow, deferrable=True)
+    run = airflow.run(dag)
+    assert run.state == "success"
+    assert "Pausing task as DEFERRED" not in run.log
+    assert airflow.vendor.charges() == 1
+
+
+def test_p03_a_500_is_in_doubt_and_spends_no_further_try(airflow):
+    airflow.vendor.script("status", status=500, charged=True)
+    run = airflow.run(pay(airflow))
+    assert (run.state, run.tries) == ("failed", {"pay": 1})
+    assert airflow.record().state is State.IN_DOUBT
+    assert "airflow runguard resolve" in run.log
+    assert "--did-not-happen --reason" in run.log
+    assert len(airflow.vendor.requests()) == 1
+
+
+def test_p03_an_answer_that_the_author_refuses_came_after_the_effect(airflow):
+    run = airflow.run(pay(airflow, response_check=lambda response: False))
+    assert (run.state, run.tries) == ("failed", {"pay": 1})
+    assert airflow.record().state is State.IN_DOUBT
+    assert airflow.vendor.charges() == 1
+
+
+def test_p06_a_429_waits_without_spending_a_try(airflow):
+    airflow.vendor.script("status", status=429, headers={"Retry-After": "120"})
+    run = airflow.once(pay(airflow))
+    assert (run.states, run.tries) == ({"pay": "up_for_reschedule"}, {"pay": 1})
+    record = airflow.record()
+    assert (record.state, record.effect) == (State.PAUSED, Effect.NOT_APPLIED)
+    assert record.resume_at is not None
+    assert 100 < (record.resume_at - record.updated_at).total_seconds() < 140
+    assert airflow.vendor.charges() == 0
+
+
+def test_p03_a_refused_connection_is_tried_again_by_airflow(airflow, vendor, monkeypatch):
+    dag = pay(airflow, on_retry_callback=lambda context: monkeypatch.setenv("AIRFLOW_CONN_VENDOR", vendor.url))
+    monkeypatch.setenv("AIRFLOW_CONN_VENDOR", f"http://127.0.0.1:{free_port()}")
+    run = airflow.run(dag)
+    assert (run.state, run.tries) == ("success", {"pay": 2})
+    assert airflow.vendor.charges() == 1
+
+
+def test_p03_a_402_had_no_effect_and_the_next_try_is_a_new_request_to_the_vendor(airflow):
+    """A decline is saved by vendors under its key, so the next attempt carries another one."""
+    airflow.vendor.script("status", status=402)
+    dag = pay(airflow)
+    airflow.run(dag)
+    run = airflow.run(dag)
+    assert run.state == "success"
+    keys = {request.key for request in airflow.vendor.requests()}
+    assert len(keys) == len(airflow.vendor.requests()) > 1
+    assert airflow.vendor.charges() == 1
+
+
+def test_p11_another_payload_under_the_same_key_is_refused_by_its_field(airflow):
+    airflow.run(pay(airflow))
+    second = pay(airflow, amount=900)
+    second.task_dict["pay"].guard = Guard(key="payout", namespace=airflow.record().identity.namespace)
+    run = airflow.run(second)
+    assert (run.state, run.tries) == ("failed", {"pay": 1})
+    assert "these differ: data" in run.log
+    assert [effect.amount for effect in airflow.vendor.effects()] == [500]
+
+
+# -- SQL ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def account(airflow, ledger_url, monkeypatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP_DB", ledger_url)
+    airflow.sql.execute("create table account (customer text primary key, balance bigint not null)")
+    airflow.sql.execute("insert into account values ('cust', 1000)")
+
+
+def credit(airflow, sql: str, **options: Any) -> Any:
+    with airflow.dag() as dag:
+        guarded(SQLExecuteQueryOperator)(
+            task_id="credit", conn_id="shop_db", sql=sql, parameters={"cents": 500}, **{"guard": Guard(), **AGAIN, **options}
+        )
+    return dag
+
+
+def test_p02_a_statement_runs_once_and_its_rows_come_back(airflow, account):
+    dag = credit(airflow, "update account set balance = balance + %(cents)s returning customer, balance")
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success")
+    assert first.result("credit") == second.result("credit")
+    assert airflow.sql.execute("select balance from account").fetchone() == (1500,)
+
+
+def test_p03_a_statement_that_failed_is_in_doubt_since_it_may_be_one_of_several(airflow, account):
+    dag = credit(airflow, "update account set balance = balance + %(cents)s; select 1/0", autocommit=True)
+    run = airflow.run(dag)
+    assert (run.state, run.tries) == ("failed", {"credit": 1})
+    assert airflow.record().state is State.IN_DOUBT
