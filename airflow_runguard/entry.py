@@ -52,6 +52,9 @@ HAND_OVER_MARGIN = 600.0
 """Seconds beyond the deadline of a deferral within which the same task instance may still come back."""
 
 
+PUT_OFF = "_guard_put_off"
+"""The method with which a deferred operator comes back that the guard made wait before it could go on."""
+
 VENDOR_KEY = "runguard-idempotency-key"
 """What ``{{ guard.idempotency_key }}`` renders to. The real key is put in its place once the record is granted, since
 only then the ledger knows the attempt; until then it also keeps the key out of the payload."""
@@ -61,9 +64,19 @@ class Entry:
     """One entry of one task instance into the guard: Airflow's context in, Airflow's exceptions out."""
 
     def __init__(
-        self, operator: BaseOperator, guard: Guard, context: Context, resumes: tuple[str, Any] | None = None
+        self,
+        operator: BaseOperator,
+        guard: Guard,
+        context: Context,
+        resumes: tuple[str, Any] | None = None,
+        waited_since: str | None = None,
     ) -> None:
+        """
+        :param resumes: the method and arguments with which a deferred operator goes on.
+        :param waited_since: when the guard first put that off (ISO 8601).
+        """
         self.operator, self.guard, self.context, self.resumes = operator, guard, context, resumes
+        self.waited_since = datetime.fromisoformat(waited_since) if waited_since else None
         self.ti: Any = context["ti"]
         self.adapter: Adapter = adapter_for(type(operator))
         self.xcoms: dict[str, Any] = {}
@@ -153,7 +166,16 @@ class Entry:
                 setattr(self.operator, name, _replaced(rendered, guard.idempotency_key))
         object.__setattr__(self.operator, "_guard_context", guard)
         with self._recorded_xcoms():
-            value = body()
+            try:
+                value = body()
+            except TaskDeferred as deferral:
+                if getattr(deferral.trigger, "end_from_trigger", False):
+                    # The task would end without coming back, and nobody could book its outcome: it may not begin.
+                    raise PlanningError(
+                        "The operator deferred to a trigger that ends the task by itself (end_from_trigger).",
+                        "Switch that off, or do not guard this operator.",
+                    ) from None
+                raise
         return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
 
     @contextmanager
@@ -238,8 +260,8 @@ class Entry:
             raise AirflowSkipException(how.reason)
         if how.busy and self.guard.on_busy == "fail":
             raise AirflowFailException(how.reason)
-        first = self.ti.get_first_reschedule_date(self.context)
-        waited = (datetime.now(UTC) - first).total_seconds() if first else 0.0
+        first = self.waited_since or self.ti.get_first_reschedule_date(self.context) or datetime.now(UTC)
+        waited = (datetime.now(UTC) - first).total_seconds()
         if waited > options.busy_wait_limit:
             raise AirflowFailException(
                 f"{how.reason} Waited {waited:.0f} s, longer than [runguard] busy_wait_limit. No call was made; "
@@ -258,8 +280,8 @@ class Entry:
             method, kwargs = self.resumes
             raise TaskDeferred(
                 trigger=DateTimeTrigger(moment=until),
-                method_name="_guard_resume",
-                kwargs={"method": method, "kwargs": kwargs},
+                method_name=PUT_OFF,
+                kwargs={"method": method, "kwargs": kwargs, "since": first.isoformat()},
             )
         raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
 
@@ -281,8 +303,6 @@ class Entry:
         """What Airflow's control-flow exceptions mean to the record: the one table."""
         match error:
             case TaskDeferred():
-                if getattr(error.trigger, "end_from_trigger", False):
-                    return None  # the task would end without coming back: nobody could book its outcome
                 return core.HandOver(self._deadline(error.timeout))
             case TaskAwaitingInput():
                 return core.HandOver(self._deadline(getattr(error, "timeout", None)))

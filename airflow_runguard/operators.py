@@ -22,7 +22,7 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core import guard as core
 from airflow_runguard.core.errors import PlanningError
-from airflow_runguard.entry import VENDOR_KEY, Entry
+from airflow_runguard.entry import PUT_OFF, VENDOR_KEY, Entry
 from airflow_runguard.options import ON_DOUBT, Guard, check_mapped
 
 if TYPE_CHECKING:
@@ -43,7 +43,17 @@ def with_defaults(constructor: F) -> F:
 class _TemplateGuard:
     """``guard`` in templates."""
 
-    idempotency_key = VENDOR_KEY
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    @property
+    def idempotency_key(self) -> str:
+        if self._guard.calls == "explicit":
+            raise PlanningError(
+                "{{ guard.idempotency_key }} is the key of a body that is one call; here each call has its own.",
+                "Hand it over with guard.call(name, fn, vendor_key_as='idempotency_key').",
+            )
+        return VENDOR_KEY
 
 
 class GuardMixin(_Operator):
@@ -62,16 +72,18 @@ class GuardMixin(_Operator):
         return super().partial(guard=guard, **kwargs)
 
     def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
-        context = cast("Context", {**context, "guard": _TemplateGuard()})
+        context = cast("Context", {**context, "guard": _TemplateGuard(self.guard)})
         super().render_template_fields(context, jinja_env)
 
     def execute(self, context: Context) -> Any:
         return Entry(self, self.guard, context).run(lambda: super(GuardMixin, self).execute(context))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        if next_method == "_guard_resume":  # put off by the guard: see Entry.wait
-            next_method, next_kwargs = (next_kwargs or {})["method"], (next_kwargs or {})["kwargs"]
-        entry = Entry(self, self.guard, context, resumes=(next_method, next_kwargs))
+        waited_since = None
+        if next_method == PUT_OFF:
+            put_off = next_kwargs or {}
+            next_method, next_kwargs, waited_since = put_off["method"], put_off["kwargs"], put_off["since"]
+        entry = Entry(self, self.guard, context, resumes=(next_method, next_kwargs), waited_since=waited_since)
         return entry.run(lambda: super(GuardMixin, self).resume_execution(next_method, next_kwargs, context))
 
     def on_kill(self) -> None:
@@ -115,7 +127,7 @@ def guarded_class(cls: C) -> C:
         return cls
     if not issubclass(cls, BaseOperator):
         raise PlanningError(f"{cls.__name__} is not an operator.")
-    if inspect.iscoroutinefunction(cls.execute):
+    if inspect.iscoroutinefunction(inspect.unwrap(cls.execute)):  # Airflow has wrapped it
         raise PlanningError(f"{cls.__name__}.execute is `async def`, which Airflow never awaits.", "Write it as `def`.")
     adapter = adapter_for(cls)
     if adapter.refused:

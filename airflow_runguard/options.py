@@ -109,14 +109,20 @@ class Guard:
             raise PlanningError("on_doubt is an async function.", "Write it as `def`.")
         if self.key is not None and not callable(self.key) and not (isinstance(self.key, str) and self.key):
             raise PlanningError(f"key={self.key!r} is neither a template nor a function.")
+        if self.namespace is not None and not (isinstance(self.namespace, str) and self.namespace):
+            raise PlanningError(f"namespace={self.namespace!r} is no name.")
         if isinstance(self.payload, str):
             raise PlanningError("payload is one text.", "Give a list of names: payload=['…'].")
+        if self.max_claims is not None and type(self.max_claims) is not int:
+            raise PlanningError(f"max_claims={self.max_claims!r} is not a whole number.")
         for name in ("lease", "max_hold", "max_call_time", "key_lifetime", "max_claims"):
             value = getattr(self, name)
             number = value.total_seconds() if isinstance(value, timedelta) else value
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int | float) or number <= 0):
+            if number is None:
+                continue
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 10**9:
                 raise PlanningError(
-                    f"{name}={value!r} must be positive (seconds or a timedelta; max_claims: a number)."
+                    f"{name}={value!r} must be positive and below 10^9 (seconds or a timedelta; max_claims: a number)."
                 )
 
     def __repr__(self) -> str:

@@ -90,7 +90,8 @@ _OPTIONS = {
         "integer",
         "86400",
         "3600",
-        "Seconds for which a task waits for another holder of its key before it asks for a person.",
+        "Seconds for which one try of a task waits (for another holder of its key, a pause, a ledger that is away) "
+        "before it fails and says why.",
     ),
     "test_deployment": _option(
         "string",

@@ -83,6 +83,11 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         "would then have its effect twice.",
         _look(r),
     ),
+    "partly_done": lambda r, _: (
+        f"Some calls of {r.identity} happened under its present payload, so the rest cannot run with another one. "
+        "Nothing was changed.",
+        "Bring the task's arguments back as they were; or give the new work a key of its own.",
+    ),
     "applied": lambda r, _: (
         f"{r.identity} is {r.state} and its effect {'happened' if r.effect == 'applied' else 'may have happened'}: "
         "ordering it anew has it a second time, under a new vendor key (a second charge).",

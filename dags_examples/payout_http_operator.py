@@ -30,14 +30,14 @@ def find_payout(doubt: Doubt) -> Applied | NotApplied:
 def payout_http_operator():
     guarded(HttpOperator)(
         task_id="pay_out",
-        guard=Guard(key="payout/{{ ds }}", namespace="payouts", on_doubt=find_payout),
+        guard=Guard(key="payout/{{ ds }}", namespace="payouts", on_doubt=find_payout, max_call_time=90),
         http_conn_id="runguard_vendor",
         endpoint="/charges",
         headers={"Content-Type": "application/json", "Idempotency-Key": "{{ guard.idempotency_key }}"},
         data=json.dumps({"customer": "shop-1", "amount": 120000, "currency": "eur"}),
         response_filter=lambda response: response.json()["id"],
         retries=2,
-        retry_delay=timedelta(minutes=1),
+        retry_delay=timedelta(minutes=2),  # longer than max_call_time: before that, "not found" proves nothing
     )
 
 

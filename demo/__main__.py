@@ -57,7 +57,7 @@ def run(_: argparse.Namespace) -> int:
 
 
 def say(line: str) -> None:
-    print(line, flush=True)
+    print(f"{line}\n", end="", flush=True)  # in one piece: several threads have something to say
 
 
 def interrupt(_signal: int, _frame: object) -> None:

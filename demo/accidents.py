@@ -146,7 +146,7 @@ class Restore:
         drive.tell("somebody clears the run that had finished after the backup")
         drive.clear(run_id)
         if drive.guarded:
-            drive.wait_state(run_id, {"up_for_reschedule"})
+            drive.wait_until_it_waits(run_id)
             drive.acknowledge_restore(self.at)
             drive.clear(run_id)  # as people do who do not want to wait until the task looks again
         drive.finish(run_id)
@@ -180,8 +180,8 @@ def phases() -> list[list[Accident]]:
     restore = Restore()
     return [
         [
-            Accident("task process: kill -9 after the charge", ["task-killed"], task_killed),
-            Accident("supervisor: kill -9, the task lives on", ["supervisor-killed"], supervisor_killed),
+            Accident("task: kill -9 after the charge", ["task-killed"], task_killed),
+            Accident("supervisor: kill -9, task lives on", ["supervisor-killed"], supervisor_killed),
             Accident("exception after the charge", ["exception"], exception_after_the_charge),
             Accident("read timeout after the charge", ["read-timeout"], read_timeout),
             Accident("mark failed + clear while running", ["marked-failed"], marked_failed_and_cleared),
@@ -202,7 +202,7 @@ def phases() -> list[list[Accident]]:
         ],
         [
             Accident(
-                "PostgreSQL (ledger) restarted during work, then clear",
+                "ledger's PostgreSQL restarted during work, then clear",
                 ["postgres-restarted"],
                 begin=held,
                 strike=restart_postgres,
@@ -211,7 +211,7 @@ def phases() -> list[list[Accident]]:
         ],
         [
             Accident(
-                "ledger restored from a backup that is older than the charge, then clear",
+                "ledger restored to before the charge, then clear",
                 ["ledger-restored"],
                 prepare=restore.back_up,
                 begin=charged,

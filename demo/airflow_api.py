@@ -152,15 +152,15 @@ class AirflowApi:
         except TimeoutError as error:
             raise TimeoutError(f"{error} It is {seen}.") from None
 
-    def wait_run(self, dag_id: str, run_id: str, timeout: float = 60) -> str:
-        """Return the state in which the run ended."""
+    def wait_run(self, dag_id: str, run_id: str, timeout: float = 60, pause: float = 0.2) -> str:
+        """Return the state in which the run ended; looks every ``pause`` seconds."""
         path = _run(dag_id, run_id)
 
         def ended() -> str | None:
             state: str = self.call("GET", path)["state"]
             return state if state in FINISHED else None
 
-        return wait_for(ended, timeout, f"run {run_id} of {dag_id} has ended", pause=0.2)
+        return wait_for(ended, timeout, f"run {run_id} of {dag_id} has ended", pause)
 
     def clear(self, dag_id: str, run_id: str, task_ids: Collection[str] | None = None) -> None:
         """Clear these tasks of the run (None: all), whatever state they are in, as the UI's button does."""

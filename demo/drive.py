@@ -99,34 +99,39 @@ class Drive:
 
     def mark_failed(self, run_id: str) -> None:
         self.api.set_state(self.dag_id, run_id, TASK, "failed")
+        self._ended(run_id)
 
-    def wait_state(self, run_id: str, states: Collection[str]) -> str:
-        found = wait_for(
-            lambda: task if (task := self.task(run_id)).state in states else None,
+    def wait_until_it_waits(self, run_id: str) -> None:
+        """Return when the task of this run waits in Airflow, without a worker."""
+        wait_for(
+            lambda: self.task(run_id).state == "up_for_reschedule",
             PATIENCE,
-            f"{self.dag_id}, run {run_id}, is {' or '.join(sorted(states))}",
+            f"the task of {self.dag_id}, run {run_id}, waits",
             pause=1.0,
         )
-        assert found.state is not None
-        return found.state
 
     def finish(self, run_id: str) -> None:
         """Return when the run has succeeded, a person having answered where the ledger asked.
 
         :raises NotDriven: it ended otherwise.
         """
-        state = self.wait_state(run_id, FINISHED)
+        state = self._ended(run_id)
         if self.guarded and state == "failed":
             self.answer_doubt()
             self.clear(run_id)
-            state = self.wait_state(run_id, FINISHED)
+            state = self._ended(run_id)
         if state != "success":
             raise NotDriven(f"Run {run_id} of {self.dag_id} ended as {state}.")
+
+    def _ended(self, run_id: str) -> str:
+        """The state in which the run ended. The run's and not its task's: what is cleared between the two is lost
+        (Airflow 3.3.2 ends the run although its task is to run again)."""
+        return self.api.wait_run(self.dag_id, run_id, PATIENCE, pause=1.0)
 
     # -- the ledger and its people -----------------------------------------------------------------------------------
 
     def explain(self, invoice: str | None = None) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(self._runguard("explain", self._name(invoice), "--output", "json"))
+        data: dict[str, Any] = json.loads(self.runguard("explain", self._name(invoice), "--output", "json"))
         return data
 
     def answer_doubt(self) -> None:
@@ -144,14 +149,14 @@ class Drive:
         facts = {"--result=JSON": f"--result={json.dumps(found[0]['id'])}", "--reason=…": "--reason=seen at the vendor"}
         words = [facts.get(word, word) for word in shlex.split(typed)]
         self.tell(f"in doubt. A person finds {found[0]['id']} at the vendor and types: {shlex.join(words)}")
-        self._runguard(*words[2:])
+        self.runguard(*words[2:])
         self.story += ["in doubt", "a person: it happened"]
 
     def acknowledge_restore(self, lost_since: datetime) -> None:
         """What a person does about a ledger that lost time."""
         words = ["db", "acknowledge-restore", f"--lost-since={lost_since.isoformat()}", "--reason=restored from backup"]
         self.tell(f"the ledger lost time, so the task waits. A person types: airflow runguard {shlex.join(words)}")
-        self._runguard(*words)
+        self.runguard(*words)
         self.story.append("lost time, so all wait")
 
     def read_ledger(self) -> None:
@@ -171,11 +176,11 @@ class Drive:
             lines = self.api.log(self.dag_id, run_id, TASK, self.task(run_id).try_number).splitlines()
             parts += [f"The end of the log of {self.dag_id}, run {run_id}:", *lines[-20:]]
         if self.guarded:
-            parts += [f"explain {self._name()}:", self._runguard("explain", self._name())]
+            parts += [f"explain {self._name()}:", self.runguard("explain", self._name())]
         return "\n".join(parts)
 
     def _name(self, invoice: str | None = None) -> str:
         return f"billing/invoice/{invoice or self.invoice}"
 
-    def _runguard(self, *words: str) -> str:
+    def runguard(self, *words: str) -> str:
         return run_guard(*words, "--dsn", self.ground.ledger_url, "--deployment", DEPLOYMENT)

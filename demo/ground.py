@@ -53,6 +53,8 @@ class Ground:
                 "AIRFLOW_CONN_RUNGUARD_REDIS": self.redis.url,
                 "AIRFLOW__RUNGUARD__DEPLOYMENT": DEPLOYMENT,
                 "RUNGUARD_DEMO_VENDOR": self.vendor.url,
+                "RUNGUARD_VENDOR_URL": self.vendor.url,
+                "AIRFLOW_CONN_RUNGUARD_VENDOR": self.vendor.url,
             }
             self.airflow = AirflowStack(self.home / "airflow", self.dags_folder, self.port, environment)
             stack.enter_context(self.airflow)

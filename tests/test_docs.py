@@ -73,6 +73,12 @@ def test_the_table_says_of_every_transition_who_makes_it_and_when() -> None:
     assert told == [(f"`{t.source}`", f"`{t.target}`", t.mover, t.when) for t in TRANSITIONS]
 
 
+def test_every_room_has_its_line_in_the_architecture() -> None:
+    package = ROOT / "airflow_runguard"
+    rooms = {p.relative_to(package).as_posix() for p in (*package.glob("[!_]*.py"), *package.glob("core/[!_]*.py"))}
+    assert {name for name in rooms if f"`{name}`" not in text(ARCHITECTURE)} == set()
+
+
 # -- what is named exists ----------------------------------------------------------------------------------------------
 
 

@@ -33,9 +33,16 @@ class PlanningError(RunGuardError):
 
 
 class LedgerUnavailable(RunGuardError):
-    """The ledger cannot be reached or written. No ledger = no call: the task waits."""
+    """The ledger cannot be reached or written. No ledger = no call: the task waits.
+
+    :param sent: the statement was sent, so it may have been carried out.
+    """
 
     remedy = "Bring the ledger back (`airflow runguard doctor`); the task goes on by itself."
+
+    def __init__(self, what: str, remedy: str | None = None, *, sent: bool = False) -> None:
+        super().__init__(what, remedy)
+        self.sent = sent
 
 
 class LedgerNotReady(RunGuardError):

@@ -56,9 +56,9 @@ log = logging.getLogger("airflow_runguard")
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 UPGRADE = "Run `airflow runguard db upgrade`."
+GRANTS = "Grant it what docs/operations.md lists for a worker."
 REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
-UNPREPARED = {"26000", "42P05"}  # prepared statement is not there, or there already: nothing happened
-NOT_READY = {"42P01", "3F000", "42883", "42703", "42501"}  # undefined table, schema, function, column; no privilege
+NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
 ATTEMPTS = 20
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
@@ -341,10 +341,12 @@ class Ledger:
 
     def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
         """Run one statement; repeat it where that is safe and useful."""
-        reconnected = False
+        sent = reconnected = False
         for _ in range(ATTEMPTS):
+            asked = False
             try:
                 connection = self._open()
+                asked = True
                 if self._explicit:
                     with connection.transaction():
                         return connection.execute(queries()[name], parameters, binary=True).fetchall()
@@ -353,16 +355,15 @@ class Ledger:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 if lost:
                     self.close()
+                    sent = sent or asked  # an error that did arrive means that nothing was carried out
                 if error.sqlstate == "RG001":
                     self._explicit = True  # the role's isolation is another: say it with each transaction from now on
-                elif error.sqlstate in UNPREPARED and self._connection is not None:
-                    self._connection.prepare_threshold = None  # a pooler keeps none: send statements whole from now on
                 elif error.sqlstate in REPEATED:
                     pass
                 elif lost and not reconnected and not isinstance(error, psycopg.errors.ConnectionTimeout):
                     reconnected = True
                 else:
-                    raise self._translated(error) from error
+                    raise self._translated(error, sent) from error
             except BaseException:
                 self.close()  # a signal tore the statement: the connection's state is unknown
                 raise
@@ -379,19 +380,23 @@ class Ledger:
             connection.rollback()
             connection.autocommit = True
             connection.isolation_level = IsolationLevel.READ_COMMITTED
+            # Behind a pooler another client's statement may bear the same name; functions keep their plans anyway.
+            connection.prepare_threshold = None
             connection.row_factory = dict_row
             connection.adapters.register_loader("timestamptz", _Times)
             self._connection = connection
         return self._connection
 
-    def _translated(self, error: psycopg.Error) -> Exception:
+    def _translated(self, error: psycopg.Error, sent: bool) -> Exception:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if error.sqlstate in NOT_READY:
             return LedgerNotReady(f"The ledger cannot be used as it is: {said}. No call was made.", UPGRADE)
+        if error.sqlstate == "42501":
+            return LedgerNotReady(f"The ledger's role may not do this: {said}. No call was made.", GRANTS)
         if error.sqlstate == "RG002":
             return PlanningError(f"{said}. Nothing was changed.", "Say another state (`--set-state`).")
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
-            return LedgerUnavailable(f"The ledger is out of reach: {said}.")
+            return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
         return error
 
 

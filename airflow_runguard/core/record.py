@@ -337,7 +337,7 @@ class IntentAnswer:
     """The ledger's answer to one intent. Only ``run`` allows the call.
 
     :param verdict: ``run``; ``replay`` (the call is done: here is its result); or why not: ``in_doubt``, ``paused``,
-        ``failed``, ``open`` (another holder's), ``lost`` (this holder is not, or no longer, the holder).
+        ``failed``, ``broken``, ``open`` (another holder's), ``lost`` (this holder is not, or no longer, the holder).
     :param until: ``run``: the time until which the call may still reach the vendor; ``paused``: when it may be made.
     """
 

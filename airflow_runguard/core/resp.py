@@ -78,6 +78,9 @@ class Redis:
             except (OSError, hiredis.HiredisError) as error:
                 self.close()
                 raise RedisAway(f"{type(error).__name__}: {error}") from error
+            except BaseException:
+                self.close()  # a signal tore the exchange: what comes next on this socket answers something else
+                raise
 
     def close(self) -> None:
         if self._socket is not None:

@@ -129,19 +129,18 @@ class Writer:
         self._open: set[str] = set()
         self._lease_ends = 0.0
         self._renew_at = 0.0
-        self._thread = threading.Thread(target=self._loop, name="runguard-writer", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:  # a signal hit the start: nobody will use this one, so it ends
-            self._jobs.put(_Job(last=True))
-            raise
+        self._thread: threading.Thread | None = None
 
-    def claim(self) -> Answer[Claim]:
-        """Enter. Renewal begins with a verdict of ``run``."""
-        return self.do(self._claim)
+    def claim(self) -> Claim:
+        """Enter, on the caller's thread: most answers are refusals and replays, which need no other. With a verdict of
+        ``run`` the thread starts and renews. A signal may tear this: see :meth:`withdraw_claim`."""
+        claim = self._claim()
+        if claim.verdict is Verdict.RUN:
+            self._start()
+        return claim
 
     def withdraw_claim(self) -> Answer[None]:
-        """Nobody waits for the claim any more (a signal): if it is granted, nothing was called under it."""
+        """The claim's answer was lost, or nobody wants it any more: if it is granted, nothing was called under it."""
         return self.do(self._withdraw_claim)
 
     def intent(self, name: str, readable: str) -> Answer[IntentAnswer]:
@@ -178,22 +177,36 @@ class Writer:
 
     def close(self) -> None:
         """All that was asked for is written, or was given up with its error; the thread is gone."""
-        self._jobs.put(_Job(last=True))
-        self._thread.join()
-
-    # -- on the thread -----------------------------------------------------------------------------------------------
+        if self._thread is not None:
+            self._jobs.put(_Job(last=True))
+            self._thread.join()
 
     def _put(self, job: _Job) -> Answer[Any]:
+        self._start()
         self._jobs.put(job)
         return job.answer
 
-    def _loop(self) -> None:
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        thread = threading.Thread(target=self._loop, args=(self._jobs,), name="runguard-writer", daemon=True)
+        try:
+            thread.start()
+        except BaseException:  # a signal hit the start: whether it runs or not, nobody will use this one, so it ends
+            self._jobs.put(_Job(last=True))
+            self._jobs = queue.SimpleQueue()
+            raise
+        self._thread = thread
+
+    # -- on the thread -----------------------------------------------------------------------------------------------
+
+    def _loop(self, jobs: queue.SimpleQueue[_Job]) -> None:
         while True:
-            job = self._next(wait=True)
+            job = self._next(jobs, wait=True)
             group: list[_Job] = []
             while job is not None and (job.outcome or job.intent):
                 group.append(job)
-                job = self._next(wait=False)
+                job = self._next(jobs, wait=False)
             if group:
                 self._write_group(group)
             if job is None and not group:
@@ -203,12 +216,12 @@ class Writer:
             elif job is not None and job.last:
                 return
 
-    def _next(self, *, wait: bool) -> _Job | None:
+    def _next(self, jobs: queue.SimpleQueue[_Job], *, wait: bool) -> _Job | None:
         """The next job; ``None`` when none is there, or when it is time to renew."""
         try:
             if wait and self._held:
-                return self._jobs.get(timeout=max(0.001, self._renew_at - _clock()))
-            return self._jobs.get(block=wait)
+                return jobs.get(timeout=max(0.001, self._renew_at - _clock()))
+            return jobs.get(block=wait)
         except queue.Empty:
             return None
 
@@ -251,6 +264,8 @@ class Writer:
         return written
 
     def _withdraw_claim(self) -> None:
+        if self._grant is None:  # asked once more under the same nonce, the ledger answers as it did
+            self._insist(self._claim, until=_clock() + self.order.lease)
         if self._grant is not None:  # also when the lease is gone: what is known to be unsent is said
             unsent = tuple(Outcome(name, failure=NEVER_SENT) for name in self._open)
             self._settle(Settlement(State.PENDING, error="the task was stopped before it called anything"), unsent)
@@ -292,8 +307,8 @@ class Writer:
             for job in group:  # an intent that got no answer fails by itself; it must not end this thread
                 job.answer_with(lambda job=job: written.intents[job.intent[0]] if job.intent else written)  # type: ignore[misc]
 
-    def _insist(self, write: Callable[[], Written], until: float | None = None) -> Written:
-        """Try until the ledger answers; with ``until`` (an intent) only as long as the lease runs."""
+    def _insist(self, write: Callable[[], T], until: float | None = None) -> T:
+        """Try until the ledger answers, or (an intent, a claim) only until then."""
         pause = FIRST_PAUSE
         while True:
             try:

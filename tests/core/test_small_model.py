@@ -1,8 +1,8 @@
 """An exhaustive walk of the small model: every order of every step, on the real functions of the ledger.
 
-Two holders, one person, and each holder may freeze or die before any step. A node is the whole state of record, calls,
-holders and vendor; each is visited once. No path pays twice without a person's false word, and none ends where nobody
-can move on.
+Two holders, one person, and each holder may freeze or die before any step (dead is who never moves again). A node is
+the whole state of record, calls, holders and vendor; each is visited once. No path pays twice without a person's false
+word, and none ends where nobody can move on.
 """
 
 from __future__ import annotations
@@ -16,15 +16,12 @@ import pytest
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
 from tests.core.engine import DEPLOYMENT, order
-from tests.core.world import World
+from tests.core.world import ENDLESS, World
 
 COLUMNS = ("state", "effect", "needs_person", "fence", "generation", "open_calls", "late_applied", "expired")
 TIMES = ("first_unknown_at", "first_intent_at", "no_later_than")
 CALL_COLUMNS = ("state", "attempt", "fence", "final", "effect", "same_again")
 CALL_TIMES = ("first_unknown_at", "outcome_at")
-
-ENDLESS = dict.fromkeys(("lease", "max_hold", "max_call_time", "key_lifetime"), 10**8)
-"""Seconds: time passes only where the walk says so."""
 
 
 class Walk:
@@ -65,7 +62,18 @@ class Walk:
         ]
         workers = [[w.generation, w.fence, sorted(w.under_way.items())] for w in world.workers.values()]
         vendor = sorted(world.effects), sorted(world.excused)
-        return repr((line, calls, sorted(map(repr, workers)), vendor, world.may_claim, world.may_call, world.may_answer, world.told))
+        return repr(
+            (
+                line,
+                calls,
+                sorted(map(repr, workers)),
+                vendor,
+                world.may_claim,
+                world.may_call,
+                world.may_answer,
+                world.told,
+            )
+        )
 
 
 @pytest.fixture
@@ -74,24 +82,33 @@ def connection(ledger_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield opened
 
 
-@pytest.mark.parametrize("on_doubt", ["ask", "replay"])
-@pytest.mark.parametrize(("calls", "at_least"), [("body", 1_000), ("explicit", 1_000)])
+@pytest.mark.parametrize(
+    ("calls", "on_doubt", "may_claim", "kinds", "at_least"),
+    [
+        ("body", "ask", 3, ("unknown", "refused", "declined", "quota"), 900),
+        ("body", "replay", 2, ("unknown", "refused", "declined", "quota"), 500),
+        ("explicit", "ask", 2, ("unknown", "refused"), 1_500),
+        ("explicit", "replay", 2, ("refused",), 1_000),
+    ],
+)
 def test_p01_p03_p05_every_path_of_the_small_model_pays_once_and_has_a_way_on(
-    calls: str, at_least: int, on_doubt: str, connection: psycopg.Connection[Any]
+    calls: str,
+    on_doubt: str,
+    may_claim: int,
+    kinds: tuple[str, ...],
+    at_least: int,
+    connection: psycopg.Connection[Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     ledger = Ledger(lambda: connection, deployment=DEPLOYMENT)
     ledger.check()
-    world = World(
-        ledger,
-        connection,
-        order("k", calls=calls, on_doubt=on_doubt, **ENDLESS),
-        names=("body",) if calls == "body" else ("pay",),
-        may_claim=2,
-        may_answer=1,
-    )
+    what = order("k", calls=calls, on_doubt=on_doubt, **ENDLESS)
+    names = ("body",) if calls == "body" else ("pay",)
+    world = World(ledger, connection, what, names, kinds=kinds, may_claim=may_claim, may_call=may_claim, may_answer=1)
     connection.execute("begin")
     walk = Walk(connection)
     walk.go(world)
     connection.execute("rollback")
-    print(f"{calls}, {on_doubt}: {len(walk.seen)} states, {walk.steps} steps")
+    with capsys.disabled():
+        print(f"\n{calls}, on_doubt={on_doubt}: {len(walk.seen)} states, {walk.steps} steps")  # noqa: T201
     assert len(walk.seen) > at_least

@@ -52,12 +52,12 @@ class Airflow:
         out, err = self.logs.readouterr()
         return out + err
 
-    def dag(self, **arguments: Any) -> Any:
+    def dag(self, schedule: Any = None, **arguments: Any) -> Any:
         """A DAG of this test alone; use it as a context manager, then :meth:`run` it."""
         from airflow.sdk import DAG
 
         dag_id = f"dag_{uuid.uuid4().hex[:8]}"
-        return DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), **arguments)
+        return DAG(dag_id, schedule=schedule, start_date=datetime(2026, 1, 1, tzinfo=UTC), **arguments)
 
     def run(self, dag: Any, *, day: datetime | None = DAY, **arguments: Any) -> Run:
         """``dag.test()`` to the end. Of the same day it is what a person does with "clear": new tries, the same run."""

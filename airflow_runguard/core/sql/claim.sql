@@ -33,7 +33,8 @@ begin
 end $$;
 
 -- Starts one call under a held record whose row the caller has locked; books its intent in the call's own line.
--- Says 'run', or why not: 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed'.
+-- Says 'run', or why not: 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed',
+-- 'broken' (its line has a word or a result that cannot be what was booked).
 create or replace function runguard.start_call(
     r runguard.record, p_name text, p_intent text, p_max_call_time interval, p_key_lifetime interval,
     out verdict text, out c runguard.call
@@ -50,12 +51,13 @@ begin
         return;
     end if;
     verdict := case c.state
-        when 'done' then 'replay'
+        when 'done' then case when c.result is null or sha256(c.result) = c.result_digest then 'replay' else 'broken' end
         when 'started' then 'open'
         when 'in_doubt' then case when runguard.may_resend(c, p_key_lifetime) then 'run' else 'in_doubt' end
         when 'paused' then case when c.resume_at <= v_now then 'run' else 'paused' end
         when 'failed' then case when c.effect = 'not_applied' then 'run' else 'failed' end
-        else 'run' end;
+        when 'pending' then 'run'
+        else 'broken' end;
     if verdict = 'run' then
         -- A new vendor key only after a proven final refusal; whatever was unknown goes out under the same key.
         update runguard.call k set state = 'started', fence = r.fence, intent = p_intent, intent_at = v_now,
@@ -213,6 +215,16 @@ begin
         if not locked then
             locked := true;                     -- it looks claimable: decide again on the newest row
             perform runguard.open_for_writing();
+            continue;
+        end if;
+
+        if r.updated_at < m.unknown_before then
+            -- Present and unfinished, but last heard of before the ledger lost time: it may have been done since.
+            update runguard.record k set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
+                   first_unknown_at = coalesce(k.first_unknown_at, now), lease_until = null, hold_until = null,
+                   handed_over = false, resume_at = null, error = 'the ledger lost the time in which this may have been done'
+             where k.id = r.id returning * into r;
+            perform runguard.book(r, 'in_doubt', p_actor, r.error);
             continue;
         end if;
 

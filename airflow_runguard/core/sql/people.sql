@@ -49,7 +49,7 @@ begin
            external_id = coalesce(p_reference, c.external_id),
            result = case when p_answer = 'happened' and p_call is not null then p_result end,
            result_digest = case when p_answer = 'happened' and p_call is not null then sha256(p_result) end,
-           result_missing = case when p_answer = 'happened' and (p_call is null or p_result is null)
+           result_missing = case when p_answer = 'happened' and r.store_result <> 'none' and (p_call is null or p_result is null)
                                  then 'resolved by hand without a result' end
      where c.record_id = r.id and c.generation = r.generation
        and (c.name = p_call or (p_call is null and c.state in ('started', 'in_doubt')));
@@ -226,7 +226,7 @@ begin
        or (r.state = 'failed' and r.effect <> 'not_applied') then
         return 'unknown_effect';
     elsif r.state <> 'done' and runguard.any_call_done(r) then
-        return 'applied';
+        return 'partly_done';
     end if;
     update runguard.call c set final = true where c.record_id = r.id and c.generation = r.generation
        and c.state in ('pending', 'failed', 'paused') and c.effect = 'not_applied';

@@ -154,6 +154,8 @@ create trigger append_only before update or delete on runguard.event
     for each row execute function runguard.refuse_change();
 create trigger never_deleted before delete on runguard.record
     for each row execute function runguard.refuse_change();
+create trigger never_deleted before delete on runguard.call
+    for each row execute function runguard.refuse_change();
 create trigger never_emptied before truncate on runguard.event execute function runguard.refuse_change();
 create trigger never_emptied before truncate on runguard.record execute function runguard.refuse_change();
 create trigger never_emptied before truncate on runguard.call execute function runguard.refuse_change();

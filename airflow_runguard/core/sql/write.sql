@@ -13,19 +13,22 @@ create or replace function runguard.keep_late_outcome(
 ) returns runguard.record language plpgsql as $$
 begin
     if exists (select from runguard.event e where e.record_id = r.id and e.kind = 'late_outcome'
-                  and e.fence = p_fence and e.generation = p_generation and e.detail::json ->> 'call' = p_call) then
+                  and e.fence = p_fence and e.generation = p_generation
+                  and e.detail::json ->> 'call' = p_call and e.detail::json ->> 'state' = p_state) then
         return r;
     end if;
     insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
     values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
         'call', p_call, 'state', p_state, 'effect', p_effect, 'result', encode(p_result, 'escape'))::text);
     if p_effect is distinct from 'applied' or r.generation <> p_generation or runguard.broken(r) <> ''
-       or r.state not in ('running', 'pending', 'paused', 'failed') then
+       or r.state not in ('running', 'pending', 'paused', 'failed')
+       or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
+                     and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
         return r;
     end if;
     update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
-     where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state not in ('started', 'done');
+     where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'started';
     if r.state = 'running' then
         update runguard.record set late_applied = late_applied + 1,
                first_unknown_at = coalesce(first_unknown_at, clock_timestamp()) where id = r.id returning * into r;
@@ -149,9 +152,9 @@ begin
         select coalesce(bool_or(k.state in ('started', 'in_doubt')), false) into doubtful from runguard.call k
          where k.record_id = r.id and k.generation = r.generation;
         target := case when doubtful then 'in_doubt'
+                       when r.late_applied > 0 and p_to is distinct from 'done' then 'in_doubt'
                        when p_to is null and booked then 'pending'      -- in doubt, and its last caller has just settled it
                        when p_to is null then r.state
-                       when r.late_applied > 0 and p_to <> 'done' then 'in_doubt'
                        else p_to end;
     end if;
 

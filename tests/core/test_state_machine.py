@@ -1,0 +1,83 @@
+"""The ledger against a plain model under random orders of everything that can happen (P1 to P5, P8, P10, P11, P13).
+
+Hypothesis draws the steps of holders, accidents and people; :class:`~tests.core.world.World` does each on the real
+ledger and on the model, and checks the laws after each.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Verdict
+from tests.core.engine import holder, order
+from tests.core.world import ENDLESS, World
+
+HOLDERS = ("claim", "intent", "send", "outcome", "settle")
+ACCIDENTS = ("expire", "die", "sweep")
+PEOPLE = ("resolve", "release", "reopen")
+MANY = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def machine(ledger: Ledger, sql: psycopg.Connection[Any]) -> Callable[[], RuleBasedStateMachine]:
+    numbers = itertools.count()
+
+    class Ledgers(RuleBasedStateMachine):
+        world: World
+
+        @initialize(calls=st.sampled_from(["body", "explicit"]), on_doubt=st.sampled_from(["ask", "replay"]))
+        def begin(self, calls: str, on_doubt: str) -> None:
+            what = order(f"k{next(numbers)}", calls=calls, on_doubt=on_doubt, max_claims=10_000, **ENDLESS)
+            names = ("body",) if calls == "body" else ("reserve", "pay")
+            self.world = World(ledger, sql, what, names, slots=3)
+
+        def able(self, kinds: tuple[str, ...]) -> list[tuple[Any, ...]]:
+            return [action for action in self.world.actions() if action[0] in kinds]
+
+        @rule(data=st.data())
+        def a_holder_goes_on(self, data: st.DataObject) -> None:
+            if able := self.able(HOLDERS):
+                self.world.do(data.draw(st.sampled_from(able)))
+
+        @precondition(lambda self: self.able(ACCIDENTS))
+        @rule(data=st.data())
+        def something_happens(self, data: st.DataObject) -> None:
+            self.world.do(data.draw(st.sampled_from(self.able(ACCIDENTS))))
+
+        @precondition(lambda self: self.able(PEOPLE))
+        @rule(data=st.data())
+        def a_person_speaks(self, data: st.DataObject) -> None:
+            self.world.do(data.draw(st.sampled_from(self.able(PEOPLE))))
+
+        @precondition(lambda self: self.world.seen and self.world.seen["first_intent_at"])
+        @rule()
+        def the_payload_changes(self) -> None:
+            mine = self.world.order
+            other = order(mine.identity.key, {"amount": 999}, calls=mine.calls, on_doubt=mine.on_doubt, **ENDLESS)
+            claim = ledger.claim(other, holder())
+            assert (claim.verdict, claim.differing) == (Verdict.REFUSED, ("amount",))
+            assert self.world.look() == self.world.seen, "a refusal writes nothing"
+
+    return Ledgers
+
+
+def test_p01_p03_p05_the_ledger_is_the_model_in_any_order_of_steps(
+    ledger: Ledger, sql: psycopg.Connection[Any]
+) -> None:
+    run_state_machine_as_test(
+        machine(ledger, sql), settings=settings(MANY, max_examples=80, stateful_step_count=40, derandomize=True)
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
+def test_p01_p03_p05_soak_of_the_model(ledger: Ledger, sql: psycopg.Connection[Any]) -> None:
+    run_state_machine_as_test(machine(ledger, sql), settings=settings(MANY, max_examples=2_000, stateful_step_count=80))
