@@ -6,7 +6,8 @@ pyright see the call as the DAG author writes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 import attr
@@ -14,7 +15,7 @@ from airflow.providers.standard.decorators.python import _PythonDecoratedOperato
 from airflow.sdk.bases.decorator import _TaskDecorator
 
 from airflow_runguard.operators import GuardMixin, for_function, injected, with_defaults
-from airflow_runguard.options import Guard, GuardOptions, check_mapped
+from airflow_runguard.options import Guard, GuardOptions, Seconds, check_mapped
 
 if TYPE_CHECKING:
     from typing import Protocol, Unpack
@@ -52,17 +53,59 @@ if TYPE_CHECKING:
         @overload
         def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
+    class _Options(GuardOptions, total=False):
+        """The guard's options and those that every operator has, so that a wrong name is an error and a right one not."""
+
+        guard: Guard
+        task_id: str
+        task_display_name: str
+        task_group: Any
+        owner: str
+        params: MutableMapping[str, Any]
+        default_args: dict[str, Any]
+        retries: int
+        retry_delay: Seconds
+        retry_exponential_backoff: float
+        max_retry_delay: Seconds
+        retry_policy: Any
+        execution_timeout: timedelta | None
+        start_date: datetime
+        end_date: datetime
+        depends_on_past: bool
+        wait_for_downstream: bool
+        trigger_rule: str
+        priority_weight: int
+        weight_rule: str
+        queue: str
+        pool: str
+        pool_slots: int
+        executor: str
+        executor_config: dict[str, Any]
+        run_as_user: str
+        max_active_tis_per_dag: int
+        max_active_tis_per_dagrun: int
+        map_index_template: str
+        on_execute_callback: Any
+        on_failure_callback: Any
+        on_success_callback: Any
+        on_retry_callback: Any
+        on_skipped_callback: Any
+        pre_execute: Callable[[Any], None]
+        post_execute: Callable[[Any, Any], None]
+        inlets: Any
+        outlets: Any
+        do_xcom_push: bool
+        doc: str
+        doc_md: str
+
 
 @overload
 def guarded_task(
     python_callable: None = None,
     /,
     *,
-    task_id: str = ...,
-    retries: int = ...,
-    operator_options: dict[str, Any] | None = None,
     multiple_outputs: bool | None = None,
-    **options: Unpack[GuardOptions],
+    **options: Unpack[_Options],
 ) -> _Decorator: ...
 @overload
 def guarded_task(python_callable: Callable[Concatenate[GuardContext, P], R], /) -> Task[P, R]: ...

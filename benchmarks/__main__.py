@@ -20,7 +20,7 @@ from benchmarks.speed import DEPLOYMENT, Bench
 from demo.servers import Postgres, Redis
 
 LIMITS = {"first_vs_bare": 1.6, "replay_vs_select": 2.0, "claim_1m_vs_empty": 1.15, "task_rss_mb": 15.0}
-ROUNDS = ("bare", "first", "select", "replay", "replay_with_lease", "claim_empty", "claim_full")
+ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full")
 
 
 def main() -> int:

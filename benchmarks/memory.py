@@ -18,11 +18,6 @@ def resident() -> float:
 
 
 def plain() -> None:
-    import airflow.sdk.bases.decorator
-    import airflow.sdk.definitions.mappedoperator
-    import airflow.sdk.execution_time.supervisor
-    import airflow.sdk.execution_time.task_runner
-    import airflow.sdk.serde
     from airflow.providers.standard.decorators.python import python_task
     from airflow.providers.standard.operators.python import PythonOperator
 

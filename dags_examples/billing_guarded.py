@@ -6,8 +6,9 @@ idempotency key that stays the same over all of them. Reads ``RUNGUARD_VENDOR_UR
 """
 
 import os
-from datetime import datetime, timedelta
+from datetime import timedelta
 
+import pendulum
 import requests
 from airflow.sdk import dag
 
@@ -25,9 +26,11 @@ def create_charge(customer: str, amount: int, idempotency_key: str) -> dict:
     return answer.json()
 
 
-@dag(schedule=None, start_date=datetime(2026, 1, 1), catchup=False)
+@dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), catchup=False)
 def billing_guarded():
-    @guarded_task(key="invoice/{{ args.invoice.id }}", namespace="billing", retries=2, retry_delay=timedelta(seconds=30))
+    @guarded_task(
+        key="invoice/{{ args.invoice.id }}", namespace="billing", retries=2, retry_delay=timedelta(seconds=30)
+    )
     def charge(guard: GuardContext, invoice: dict) -> str:
         created = guard.call(
             "charge",

@@ -5,8 +5,8 @@ id, so that a longer, shorter or reordered list charges what is new and nothing 
 """
 
 import os
-from datetime import datetime
 
+import pendulum
 import requests
 from airflow.sdk import dag, task
 
@@ -24,7 +24,12 @@ def create_charge(customer: str, amount: int, idempotency_key: str) -> dict:
     return answer.json()
 
 
-@dag(schedule=None, start_date=datetime(2026, 1, 1), catchup=False, params={"customers": ["anna", "ben", "cleo"]})
+@dag(
+    schedule=None,
+    start_date=pendulum.datetime(2026, 1, 1, tz="UTC"),
+    catchup=False,
+    params={"customers": ["anna", "ben", "cleo"]},
+)
 def mapped_invoices():
     @task
     def due(params: dict | None = None) -> list[dict]:

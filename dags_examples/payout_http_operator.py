@@ -7,8 +7,9 @@ http) and ``RUNGUARD_VENDOR_URL``.
 
 import json
 import os
-from datetime import datetime, timedelta
+from datetime import timedelta
 
+import pendulum
 import requests
 from airflow.providers.http.operators.http import HttpOperator
 from airflow.sdk import dag
@@ -26,7 +27,7 @@ def find_payout(doubt: Doubt) -> Applied | NotApplied:
     return Applied(payouts[0]["id"]) if payouts else NotApplied("the vendor has no such payout")
 
 
-@dag(schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False)
+@dag(schedule="@daily", start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), catchup=False)
 def payout_http_operator():
     guarded(HttpOperator)(
         task_id="pay_out",

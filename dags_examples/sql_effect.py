@@ -4,15 +4,14 @@
 order: the same key with another amount is refused. Reads the Connection ``shop_db``.
 """
 
-from datetime import datetime
-
+import pendulum
 from airflow.providers.common.sql.operators.sql import SQLExecuteQueryOperator
 from airflow.sdk import dag
 
 from airflow_runguard import Guard, guarded
 
 
-@dag(schedule="@daily", start_date=datetime(2026, 1, 1), catchup=False)
+@dag(schedule="@daily", start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), catchup=False)
 def sql_effect():
     guarded(SQLExecuteQueryOperator)(
         task_id="credit_bonus",

@@ -6,6 +6,7 @@ share come one by one after them. What the steps are made of is ``demo/drive.py`
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -273,17 +274,19 @@ def drive_all(ground: Ground, say: Callable[[str], None]) -> list[Driven]:
     for dag_id in (PLAIN, GUARDED):
         ground.airflow.api.wait_dag(dag_id, PATIENCE)
         ground.airflow.api.unpause(dag_id)
+    over = threading.Event()
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         driven = []
         for accidents in phases():
-            phase = [Driven(accident, ground, say) for accident in accidents]
+            phase = [Driven(one, ground, lambda line: None if over.is_set() else say(line)) for one in accidents]
             driven += phase
             drive_phase(phase, pool)
+        return driven
     finally:
-        # Not waited for after an interrupt: they wait for servers, and end when those have ended.
+        # After an interrupt they are neither waited for nor heard: they wait for servers, and end when those have ended.
+        over.set()
         pool.shutdown(wait=False, cancel_futures=True)
-    return driven
 
 
 def drive_phase(phase: Sequence[Driven], pool: Executor) -> None:

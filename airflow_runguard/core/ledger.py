@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -58,6 +59,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 UPGRADE = "Run `airflow runguard db upgrade`."
 GRANTS = "Grant it what docs/operations.md lists for a worker."
 REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
+UNPREPARED = {"26000", "42P05"}  # prepared statement is not there, or there already: nothing happened
 NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
 ATTEMPTS = 20
 DEFAULT_PAUSE = 60.0
@@ -102,11 +104,10 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
-        parameters = _claim_parameters(order, holder)
-        done = self._all("replay", parameters)
+        done = self._all("replay", _replay_parameters(order))
         if done:
             return _replay(order.identity, done[0])
-        row = self._one("claim", parameters)
+        row = self._one("claim", _claim_parameters(order, holder))
         if row["verdict"] == Verdict.REPLAY:
             return _replay(order.identity, row)
         differing: tuple[str, ...] = ()
@@ -358,6 +359,8 @@ class Ledger:
                     sent = sent or asked  # an error that did arrive means that nothing was carried out
                 if error.sqlstate == "RG001":
                     self._explicit = True  # the role's isolation is another: say it with each transaction from now on
+                elif error.sqlstate in UNPREPARED and self._connection is not None:
+                    self._connection.prepare_threshold = None  # a pooler keeps none: send statements whole from now on
                 elif error.sqlstate in REPEATED:
                     pass
                 elif lost and not reconnected and not isinstance(error, psycopg.errors.ConnectionTimeout):
@@ -380,8 +383,7 @@ class Ledger:
             connection.rollback()
             connection.autocommit = True
             connection.isolation_level = IsolationLevel.READ_COMMITTED
-            # Behind a pooler another client's statement may bear the same name; functions keep their plans anyway.
-            connection.prepare_threshold = None
+            _name_statements_apart(connection)
             connection.row_factory = dict_row
             connection.adapters.register_loader("timestamptz", _Times)
             self._connection = connection
@@ -398,6 +400,18 @@ class Ledger:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
             return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
         return error
+
+
+def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:
+    """Number this connection's prepared statements from a random start. Behind a pooler, another client's ``_pg3_0``
+    may be a different statement; under a name of our own it is ours or not there. psycopg has no setting for it: where its
+    counter is not found, nothing is prepared.
+    """
+    manager: Any = getattr(connection, "_prepared", None)
+    if isinstance(getattr(manager, "_prepared_idx", None), int):
+        manager._prepared_idx = secrets.randbits(60)
+    else:
+        connection.prepare_threshold = None
 
 
 def belongs(deployment: str, bound: str) -> bool:
@@ -423,13 +437,19 @@ def outcome_state(failure: Failure | None) -> CallState:
     return CallState.FAILED
 
 
-def _claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
+def _replay_parameters(order: Order) -> dict[str, Any]:
     return {
         "deployment": order.identity.deployment,
         "namespace": order.identity.namespace,
         "key": order.identity.key,
         "payload_version": order.payload.version,
         "payload_digest": order.payload.digest,
+    }
+
+
+def _claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
+    return {
+        **_replay_parameters(order),
         "payload_fields": json.dumps(dict(order.payload.fields), sort_keys=True),
         "payload_readable": clean(json.dumps(dict(order.payload.readable), sort_keys=True, default=str)),
         "calls": order.calls,

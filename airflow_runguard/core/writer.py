@@ -130,6 +130,7 @@ class Writer:
         self._lease_ends = 0.0
         self._renew_at = 0.0
         self._thread: threading.Thread | None = None
+        self._closing, self._closed = threading.Lock(), False
 
     def claim(self) -> Claim:
         """Enter, on the caller's thread: most answers are refusals and replays, which need no other. With a verdict of
@@ -178,12 +179,19 @@ class Writer:
     def close(self) -> None:
         """All that was asked for is written, or was given up with its error; the thread is gone."""
         if self._thread is not None:
-            self._jobs.put(_Job(last=True))
+            with self._closing:
+                self._closed = True
+                self._jobs.put(_Job(last=True))
             self._thread.join()
 
     def _put(self, job: _Job) -> Answer[Any]:
         self._start()
-        self._jobs.put(job)
+        with self._closing:
+            self._jobs.put(job)
+            closed = self._closed
+        if closed:  # a thread of the body that outlives it books by itself what it did
+            self._jobs.put(_Job(last=True))
+            self._loop(self._jobs)
         return job.answer
 
     def _start(self) -> None:

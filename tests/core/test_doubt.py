@@ -5,6 +5,7 @@ The shared cases R28 (delivered twice), R32 (key over unknown outcomes), R40 (de
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
@@ -16,13 +17,15 @@ import psycopg
 import pytest
 
 from airflow_runguard.core import guard
+from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Order, State
 from demo.processes import free_port
 from demo.vendor_control import VendorControl
 from tests.core.accidents import attempt, charge, record_of, until
 from tests.core.books import come_due
-from tests.core.engine import holder, order
+from tests.core.engine import DEPLOYMENT, holder, order, work
 from tests.core.test_crash_points import Scenario, die_all
 
 Body = Callable[[guard.GuardContext], Any]
@@ -216,7 +219,7 @@ def test_p05_r40_handing_over_and_coming_back_three_times_is_one_claim_and_one_c
 
 
 def test_p03_a_call_that_is_under_way_while_its_body_hands_over_is_not_made_again(
-    ledger_url: str, ledger: Ledger, vendor_control: VendorControl
+    ledger: Ledger, vendor_control: VendorControl
 ) -> None:
     what = order("k", calls="explicit")
     vendor_control.script(gate="answer")
@@ -230,9 +233,13 @@ def test_p03_a_call_that_is_under_way_while_its_body_hands_over_is_not_made_agai
             raise Deferred
         return pay(vendor_control.url, "c")(context)
 
-    enter = functools.partial(attempt, ledger_url, what, body, signal=signals)
-    assert isinstance(enter(holder=holder(ti_id="one")), guard.Passed)
-    how = enter(holder=holder(ti_id="one"))
+    def enter() -> guard.How:
+        return guard.run(
+            ledger, Leases(None, ledger.installation), work(what, body, signal=signals, holder=holder(ti_id="one"))
+        )
+
+    assert isinstance(enter(), guard.Passed)
+    how = enter()
     assert isinstance(how, guard.Ended)
     assert how.message.startswith("In doubt")
     vendor_control.release("answer")
@@ -276,3 +283,60 @@ def test_p02_a_call_whose_result_was_not_stored_is_not_replayed_as_an_empty_one(
     again = attempt(ledger_url, what, body)
     assert isinstance(again, guard.Ended)
     assert "its result was not stored" in again.message
+
+
+def test_p01_threads_of_one_body_that_make_the_same_call_make_it_once(
+    ledger_url: str, vendor_control: VendorControl
+) -> None:
+    rounds, crowd = 20, 8
+
+    def body(context: guard.GuardContext) -> None:
+        together = threading.Barrier(crowd)
+
+        def call(number: int) -> None:
+            together.wait(20)
+            with contextlib.suppress(PlanningError):  # it is under way in this body already
+                name = f"pay {number}"
+                context.call(name, functools.partial(charge, vendor_control.url, name), vendor_key_as="key")
+
+        with ThreadPoolExecutor(crowd) as pool:
+            for number in range(rounds):
+                list(pool.map(call, [number] * crowd))
+
+    assert isinstance(attempt(ledger_url, order("k", calls="explicit"), body), guard.Done)
+    assert len(vendor_control.requests()) == rounds
+
+
+def test_p12_a_body_cannot_go_on_past_a_ledger_that_is_out_of_reach(ledger_url: str, ledger: Ledger) -> None:
+    away, made, swallowed = threading.Event(), [], []
+
+    def connect() -> psycopg.Connection[Any]:
+        if away.is_set():
+            raise psycopg.OperationalError("connection refused")
+        return psycopg.connect(ledger_url)
+
+    def body(context: guard.GuardContext) -> str:
+        context.call("reserve", lambda: made.append("reserve"))
+        away.set()
+        with psycopg.connect(ledger_url, autocommit=True) as admin:
+            admin.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and pid <> pg_backend_pid()"
+            )
+        try:
+            context.call("pay", lambda: made.append("pay"))
+        except Exception as error:
+            swallowed.append(error)
+        finally:
+            away.clear()
+        return "as if it had been paid"
+
+    what = order("k", calls="explicit", lease=1.0)
+    cut_off = Ledger(connect, deployment=DEPLOYMENT)
+    cut_off.check()
+    how = guard.run(cut_off, Leases(None, cut_off.installation), work(what, body))
+    cut_off.close()
+    assert isinstance(how, guard.Waiting)
+    assert "'pay' was not made" in how.reason
+    assert (made, swallowed) == (["reserve"], [])
+    assert record_of(ledger, what).state is State.PENDING

@@ -82,6 +82,36 @@ def test_p04_r44_a_body_that_is_one_call_is_in_doubt_after_it(
     assert record_of(ledger, what).state is State.IN_DOUBT
 
 
+class Torn(Exception):
+    """The alarm comes exactly between the call and the booking of its outcome."""
+
+    def __str__(self) -> str:
+        raise Alarm
+
+
+def test_p03_r44_a_call_whose_booking_was_torn_is_not_made_again_by_a_body_that_catches_the_signal(
+    ledger_url: str, ledger: Ledger, vendor_control: VendorControl
+) -> None:
+    what = order("k", calls="explicit")
+
+    def torn(key: str) -> None:
+        charge(vendor_control.url, "c", key)
+        raise Torn
+
+    def body(context: guard.GuardContext) -> str:
+        try:
+            context.call("pay", torn, vendor_key_as="key")
+        except Alarm:
+            return context.call("pay", functools.partial(charge, vendor_control.url, "c"), vendor_key_as="key")
+        raise AssertionError("the alarm did not come")
+
+    how = attempt(ledger_url, what, body)
+    assert isinstance(how, guard.Ended)
+    assert how.message.startswith("In doubt")
+    assert record_of(ledger, what).state is State.IN_DOUBT
+    assert len(vendor_control.requests()) == 1
+
+
 def storm(ledger_url: str, ledger: Ledger, vendor: VendorControl, **plan: Any) -> None:
     """Rounds of work under an alarm at a random moment; then the books of ledger and vendor are compared."""
     command = [sys.executable, "-m", "tests.core.alarm_worker"]

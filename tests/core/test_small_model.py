@@ -82,11 +82,12 @@ def connection(ledger_url: str) -> Iterator[psycopg.Connection[Any]]:
         yield opened
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("calls", "on_doubt", "may_claim", "kinds", "at_least"),
     [
         ("body", "ask", 3, ("unknown", "refused", "declined", "quota"), 900),
-        ("body", "replay", 2, ("unknown", "refused", "declined", "quota"), 500),
+        ("body", "replay", 2, ("unknown", "refused", "declined", "quota"), 400),
         ("explicit", "ask", 2, ("unknown", "refused"), 1_500),
         ("explicit", "replay", 2, ("refused",), 1_000),
     ],

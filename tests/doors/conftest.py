@@ -96,7 +96,9 @@ class Airflow:
         """No open call can still be on its way (its ``no_later_than`` has passed), as time would bring it."""
         with self.sql.transaction():
             self.sql.execute("select runguard.open_for_writing()")
-            self.sql.execute("update runguard.record set no_later_than = clock_timestamp() where no_later_than is not null")
+            self.sql.execute(
+                "update runguard.record set no_later_than = clock_timestamp() where no_later_than is not null"
+            )
 
     def resolve(self, answer: str, **how: Any) -> str:
         self.after_the_call_time()
@@ -131,7 +133,9 @@ def ended(dag_run: Any, log: str) -> Run:
     with create_session() as session:
         rows = session.scalars(select(XComModel).where(XComModel.run_id == dag_run.run_id)).all()
         xcoms = {
-            (row.task_id, row.key, row.map_index): deserialize(row.value) for row in rows if row.dag_id == dag_run.dag_id
+            (row.task_id, row.key, row.map_index): deserialize(row.value)
+            for row in rows
+            if row.dag_id == dag_run.dag_id
         }
         tis = dag_run.get_task_instances(session=session)
     return Run(

@@ -159,7 +159,7 @@ def test_p03_a_reconcile_function_answers_for_the_vendor(airflow, charge, answer
 
 
 def test_p03_a_vendor_that_has_nothing_yet_may_still_be_reached_by_the_request(airflow, charge):
-    """"It did not happen" does not count before the call can no longer be on its way."""
+    """ "It did not happen" does not count before the call can no longer be on its way."""
     dag = paying(airflow, charge, on_doubt=lambda doubt: NotApplied("looked too early"))
     airflow.vendor.script("drop")
     run = airflow.run(dag)

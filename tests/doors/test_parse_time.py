@@ -68,7 +68,10 @@ ASK = Guard(on_doubt="ask")
         (lambda: guarded_task(on_doubt="ask")(pay).expand(amount=[1]), "map_index is a position"),
         (lambda: task.guarded(on_doubt="ask")(pay).expand(amount=[1]), "map_index is a position"),
         (lambda: task.guarded(on_doubt="ask")(pay).expand_kwargs([{"amount": 1}]), "map_index is a position"),
-        (lambda: guarded(PythonOperator).partial(task_id="t", python_callable=pay, guard=ASK), "map_index is a position"),
+        (
+            lambda: guarded(PythonOperator).partial(task_id="t", python_callable=pay, guard=ASK),
+            "map_index is a position",
+        ),
         (lambda: guarded(PythonOperator).partial(task_id="t", python_callable=pay), "map_index is a position"),
         (
             lambda: guarded(PythonOperator.partial(task_id="t", python_callable=pay).expand(op_args=[[1]]), ASK),

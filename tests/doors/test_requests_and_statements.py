@@ -119,7 +119,11 @@ def account(airflow, ledger_url, monkeypatch) -> None:
 def credit(airflow, sql: str, **options: Any) -> Any:
     with airflow.dag() as dag:
         guarded(SQLExecuteQueryOperator)(
-            task_id="credit", conn_id="shop_db", sql=sql, parameters={"cents": 500}, **{"guard": Guard(), **AGAIN, **options}
+            task_id="credit",
+            conn_id="shop_db",
+            sql=sql,
+            parameters={"cents": 500},
+            **{"guard": Guard(), **AGAIN, **options},
         )
     return dag
 

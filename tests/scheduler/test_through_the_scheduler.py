@@ -155,15 +155,15 @@ def test_p03_a_task_killed_after_the_charge_is_in_doubt_not_retried_and_ends_as_
     assert end.result == "as a person said"
 
 
-def test_p05_the_retry_of_a_task_that_lost_its_supervisor_and_lives_on_waits_and_replays(
+def test_p05_the_retry_of_a_task_that_lost_its_supervisor_and_lives_on_waits_and_replays_its_call(
     after: Callable[[Scenario], Seen],
 ) -> None:
-    """Rows A and B: nothing in Airflow ends the first process, and the retry runs beside it."""
+    """Rows A and B: nothing in Airflow ends the first process, and the retry runs beside it. The first books its charge
+    when the answer comes; then it fails, since its log leads nowhere any more (3.3.2), and the retry goes on."""
     end = after(supervisor_killed)
     assert end.overlapped
     assert (end.requests, end.state, end.tries, end.record) == (1, "success", 2, "done")
     assert "is being worked on by" in end.log
-    assert "Done before" in end.log
     assert end.result.startswith("ch_")
 
 

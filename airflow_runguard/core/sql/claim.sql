@@ -69,6 +69,24 @@ begin
     end if;
 end $$;
 
+-- The common answer to a rerun, by a plain look: done, readable, asked for with the payload that it was done with. No row
+-- means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
+create or replace function runguard.replay(
+    p_deployment text, p_namespace text, p_key text, p_payload_version smallint, p_payload_digest text
+) returns table (now timestamptz, record_id bigint, generation integer, fence bigint, store_result text, result bytea,
+                 result_missing text) language plpgsql stable as $$
+#variable_conflict use_column
+declare
+    r runguard.record;
+begin
+    select * into r from runguard.record k
+     where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key;
+    if r.state = 'done' and r.payload_digest = p_payload_digest and r.payload_version = p_payload_version
+       and runguard.broken(r) = '' then
+        return query select clock_timestamp(), r.id, r.generation, r.fence, r.store_result, r.result, r.result_missing;
+    end if;
+end $$;
+
 -- The claim. Refusals and replays come from the plain look at the row: they write and lock nothing. A grant is decided
 -- again on the newest row under its lock. 'again' never leaves this function: a lost race is looked at anew.
 create or replace function runguard.claim(

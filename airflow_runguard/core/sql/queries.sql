@@ -1,13 +1,7 @@
 -- The statements that Python sends. A block begins with `-- name:`; parameters are psycopg's %(name)s.
 
 -- name: replay
--- The common answer to a rerun, without the function: done, readable, asked with the payload it was done with. No row
--- means nothing; the claim decides.
-select clock_timestamp() as now, r.id as record_id, r.generation, r.fence, r.store_result, r.result, r.result_missing
-  from runguard.record r, runguard.meta m
- where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
-   and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
-   and runguard.broken(r) = '' and runguard.lost_time(m) = ''
+select * from runguard.replay(%(deployment)s, %(namespace)s, %(key)s, %(payload_version)s::smallint, %(payload_digest)s)
 
 -- name: claim
 select * from runguard.claim(

@@ -34,49 +34,54 @@ begin
     return '';
 end $$;
 
--- One text for one value, the same under every TimeZone, DateStyle and float setting; the length keeps fields apart.
--- These four are plain SQL expressions and STABLE, so that the planner writes them into the statement that uses them.
-create or replace function runguard.part(t text) returns text language sql stable parallel safe as
-    $$ select case when t is null then '-' else length(t) || ':' || t end $$;
-create or replace function runguard.part(t timestamptz) returns text language sql stable parallel safe as
-    $$ select case when t is null then '-' else trunc(extract(epoch from t) * 1000000) || ';' end $$;
-
--- The digest over the promised columns (version 1): not over lease, progress or anything merely shown.
-create or replace function runguard.record_digest(r runguard.record) returns bytea language sql stable parallel safe as $$
-    select sha256(convert_to(
-        r.row_version || ';' || runguard.part(r.deployment) || runguard.part(r.namespace) || runguard.part(r.key)
-        || r.generation || ';' || runguard.part(r.state) || runguard.part(r.failure_class) || runguard.part(r.effect)
-        || runguard.part(r.completeness) || r.needs_person::int || ';' || r.fence || ';' || r.open_calls || ';'
-        || runguard.part(r.no_later_than) || runguard.part(r.resume_at) || runguard.part(r.first_intent_at)
-        || runguard.part(r.first_unknown_at) || runguard.part(r.calls) || r.payload_version || ';'
-        || runguard.part(r.payload_digest) || r.payload_accepted::int || ';' || runguard.part(r.store_result)
-        || runguard.part(encode(r.result_digest, 'hex')) || runguard.part(r.result_missing), 'UTF8'))
-$$;
+-- The digest over the promised columns (version 1): not over lease, progress or anything merely shown. The same under
+-- every TimeZone, DateStyle and float setting; U+001F keeps the columns apart, U+001E stands for null, and what a person
+-- or a program named has no control characters. Few nodes on purpose: PL/pgSQL sets an expression up anew in each
+-- transaction, and that, not the hashing, is what a replay pays.
+create or replace function runguard.record_digest(r runguard.record) returns bytea
+language plpgsql stable parallel safe as $$
+begin
+    return sha256(convert_to(array_to_string(array[
+        r.row_version::text, r.deployment, r.namespace, r.key, r.generation::text, r.state, r.failure_class, r.effect,
+        r.completeness, r.needs_person::text, r.fence::text, r.open_calls::text, r.calls, r.payload_version::text,
+        r.payload_digest, r.payload_accepted::text, r.store_result, encode(r.result_digest, 'hex'),
+        extract(epoch from r.no_later_than)::text, extract(epoch from r.resume_at)::text,
+        extract(epoch from r.first_intent_at)::text, extract(epoch from r.first_unknown_at)::text, r.result_missing],
+        E'\x1f', E'\x1e'), 'UTF8'));
+end $$;
 
 -- P8: why a line that is there cannot be read ('' = it can). Repeats the CHECKs, since a broken line may have lost them.
-create or replace function runguard.broken(r runguard.record) returns text language sql stable parallel safe as $$
-    select case
-        when r.row_version <> 1 or r.digest_version <> 1 then
-            'its row is of version ' || greatest(r.row_version, r.digest_version) || ', which this ledger cannot read'
-        when r.state not in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt') then
-            'its state is ' || quote_literal(r.state) || ', which does not exist'
-        when runguard.record_digest(r) is distinct from r.digest then
-            'its digest does not match: it was changed outside airflow_runguard, or damaged'
-        when (r.state = 'running') <> (r.lease_until is not null)
-          or (r.state = 'done') <> (r.finished_at is not null)
-          or (r.state = 'failed' and (r.failure_class is null or r.effect is null))
-          or (r.state = 'paused' and r.resume_at is null)
-          or (r.state = 'in_doubt' and r.first_unknown_at is null)
-          or (r.open_calls > 0 and r.state not in ('running', 'in_doubt')) then
-            'its columns contradict its state ' || quote_literal(r.state)
-        when r.state = 'done' and r.store_result <> 'none' and r.result_digest is null and r.result_missing is null then
-            'it is done, but says nothing of its result'
-        when r.state = 'done' and r.store_result = 'all' and r.result is null and r.result_missing is null then
-            'it is done, but its result is gone'
-        when r.result is not null and sha256(r.result) is distinct from r.result_digest then
-            'its result was truncated or changed'
-        else '' end
-$$;
+create or replace function runguard.broken(r runguard.record) returns text
+language plpgsql stable parallel safe as $$
+begin
+    if r.row_version <> 1 or r.digest_version <> 1 then
+        return format('its row is of version %s, which this ledger cannot read', greatest(r.row_version, r.digest_version));
+    elsif runguard.record_digest(r) is distinct from r.digest then
+        if r.state not in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt') then
+            return format('its state is %L, which does not exist', r.state);
+        end if;
+        return 'its digest does not match: it was changed outside airflow_runguard, or damaged';
+    elsif r.state = 'done' then
+        if r.finished_at is null or r.open_calls > 0 then
+            return 'it is done, but its other columns say that it is not';
+        elsif r.result is not null and sha256(r.result) is distinct from r.result_digest then
+            return 'its result was truncated or changed';
+        elsif r.result_missing is null and (r.store_result <> 'none' and r.result_digest is null
+                                            or r.store_result = 'all' and r.result is null) then
+            return 'it is done, but its result is gone';
+        end if;
+    elsif r.state not in ('pending', 'running', 'failed', 'paused', 'in_doubt') then
+        return format('its state is %L, which does not exist', r.state);
+    elsif (r.state = 'running') <> (r.lease_until is not null)
+       or r.finished_at is not null
+       or (r.state = 'failed' and (r.failure_class is null or r.effect is null))
+       or (r.state = 'paused' and r.resume_at is null)
+       or (r.state = 'in_doubt' and r.first_unknown_at is null)
+       or (r.open_calls > 0 and r.state not in ('running', 'in_doubt')) then
+        return format('its columns contradict its state %L', r.state);
+    end if;
+    return '';
+end $$;
 
 -- Called first by every function that may write. The functions decide on rows that they read again after waiting for
 -- a lock, which only READ COMMITTED gives; and a commit that is not durable is no intent.
