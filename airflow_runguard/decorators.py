@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     class _Options(GuardOptions, total=False):
-        """The guard's options and those that every operator has, so that a wrong name is an error and a right one not."""
+        """The guard's options and those of every operator: a wrong name is an error, a right one is not."""
 
         guard: Guard
         task_id: str

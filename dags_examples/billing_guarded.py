@@ -6,7 +6,6 @@ idempotency key that stays the same over all of them. Reads ``RUNGUARD_VENDOR_UR
 """
 
 import os
-from datetime import timedelta
 
 import pendulum
 import requests
@@ -28,9 +27,7 @@ def create_charge(customer: str, amount: int, idempotency_key: str) -> dict:
 
 @dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), catchup=False)
 def billing_guarded():
-    @guarded_task(
-        key="invoice/{{ args.invoice.id }}", namespace="billing", retries=2, retry_delay=timedelta(seconds=30)
-    )
+    @guarded_task(key="invoice/{{ args.invoice.id }}", namespace="billing", retries=2)
     def charge(guard: GuardContext, invoice: dict) -> str:
         created = guard.call(
             "charge",

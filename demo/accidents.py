@@ -12,7 +12,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from demo.drive import GUARDED, PATIENCE, PLAIN, Drive
+from demo.drive import GUARDED, PATIENCE, PLAIN, Drive, NotDriven
 from demo.ground import Ground
 from demo.report import Count, Row
 
@@ -77,6 +77,9 @@ def backfilled_again(drive: Drive) -> None:
     ):
         drive.tell(what)
         drive.api.wait_backfill(drive.api.backfill(drive.dag_id, *DAYS, reprocess), 2 * PATIENCE)
+    ends = {run: state for run, state in drive.api.runs(drive.dag_id).items() if run.startswith("backfill__")}
+    if len(ends) != len(DAYS) or set(ends.values()) != {"success"}:
+        raise NotDriven(f"The backfill ended as {ends}.")
 
 
 def run_again_by_hand(drive: Drive) -> None:
@@ -284,7 +287,7 @@ def drive_all(ground: Ground, say: Callable[[str], None]) -> list[Driven]:
             drive_phase(phase, pool)
         return driven
     finally:
-        # After an interrupt they are neither waited for nor heard: they wait for servers, and end when those have ended.
+        # After an interrupt the drives are neither waited for nor heard: they end when the servers have ended.
         over.set()
         pool.shutdown(wait=False, cancel_futures=True)
 

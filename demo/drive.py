@@ -130,6 +130,10 @@ class Drive:
 
     # -- the ledger and its people -----------------------------------------------------------------------------------
 
+    def runguard(self, *words: str) -> str:
+        """A command that a person types, as ``airflow runguard …``; its output."""
+        return run_guard(*words, "--dsn", self.ground.ledger_url, "--deployment", DEPLOYMENT)
+
     def explain(self, invoice: str | None = None) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(self.runguard("explain", self._name(invoice), "--output", "json"))
         return data
@@ -181,6 +185,3 @@ class Drive:
 
     def _name(self, invoice: str | None = None) -> str:
         return f"billing/invoice/{invoice or self.invoice}"
-
-    def runguard(self, *words: str) -> str:
-        return run_guard(*words, "--dsn", self.ground.ledger_url, "--deployment", DEPLOYMENT)

@@ -78,7 +78,7 @@ print(json.dumps([spent, sorted(m for m in set(sys.modules) - before if not m.st
 
 def test_having_the_package_installed_costs_a_task_process_less_than_50_ms(tmp_path):
     """What Airflow does with it in every process: find the distribution, load its entry points, read its data. In CPU
-    time of the process, so that a busy machine does not count; a task that uses the guard pays for its imports itself."""
+    time of the process, so that a busy machine does not count; who uses the guard pays for its imports besides."""
     done = python("-c", COST, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     seconds, modules = json.loads(done.stdout.splitlines()[-1])

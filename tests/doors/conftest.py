@@ -6,6 +6,7 @@ ours is replaced; what Airflow is told (Connections, options) it is told by envi
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
 import warnings
@@ -33,6 +34,7 @@ def metadata() -> None:
     """Airflow's metadata, made once; the first ``dag.test()`` then starts the API server inside this process."""
     from airflow.utils.db import initdb
 
+    asyncio.set_event_loop(None)  # then Airflow makes a loop for each async task, and closes it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Airflow's own, of its own migrations
         initdb()
@@ -67,7 +69,7 @@ class Airflow:
         return ended(run, self.log())
 
     def once(self, dag: Any, **run: Any) -> Run:
-        """Create a run as ``run`` says and have each task tried once, as ``dag.test()`` tries it; waits are not waited."""
+        """Create a run as ``run`` says and try each task once, as ``dag.test()`` does; nothing is waited for."""
         from airflow.sdk.definitions.dag import _run_task
 
         self.log()

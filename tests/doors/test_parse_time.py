@@ -158,7 +158,7 @@ def test_a_guard_is_shown_without_addresses():
     assert eval(repr(Guard(key="k", max_claims=2))) == Guard(key="k", max_claims=2)
 
 
-# -- in processes of their own ------------------------------------------------------------------------------------------
+# -- in processes of their own -----------------------------------------------------------------------------------------
 
 PARSE = """
 import socket, sys

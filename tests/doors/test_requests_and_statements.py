@@ -1,4 +1,4 @@
-"""The operators that have adapters: an HTTP request and an SQL statement, with what their errors mean for the effect."""
+"""The operators that have adapters: a request and a statement, and what their errors mean for the effect."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Through a running Airflow whose processes are killed: its scheduler runs a task again, and it charges once.
 
 All scenarios run side by side on one Airflow, on different invoices, and each test waits for its own. The vendor
-ignores idempotency keys, so that nothing but the guard prevents a second charge. Rows A, B and G are those of the
-table of double executions in ``docs/architecture.md``.
+ignores idempotency keys, so that nothing but the guard prevents a second charge. Rows A and B (the supervisor dies) and
+G (marked failed and cleared) are ways in which Airflow has two processes of one task at work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 -- The ledger's tables. What must never be true of a line is a CHECK here; what must never happen to one is a trigger.
+-- PostgreSQL reads every CHECK anew for every statement, so there are as few as say it all.
 -- Times are the database's clock_timestamp(), never a worker's; now() stands still while a statement waits for a lock.
 
 create schema if not exists runguard;
@@ -27,20 +28,18 @@ create table runguard.transition (
 create table runguard.record (
     id               bigint generated always as identity primary key,
     deployment       text not null,
-    namespace        text not null check (length(namespace) between 1 and 512),
-    key              text not null check (length(key) between 1 and 512),
-    generation       integer not null default 1 check (generation >= 1),
-    state            text not null
-        check (state in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt')),
-    failure_class    text
-        check (failure_class in ('timeout', 'quota', 'validation', 'processing', 'planning', 'unknown')),
-    effect           text check (effect in ('not_applied', 'unknown', 'applied')),
-    completeness     text not null default 'none' check (completeness in ('full', 'partial', 'none')),
+    namespace        varchar(512) not null,
+    key              varchar(512) not null,
+    generation       integer not null default 1,
+    state            text not null,
+    failure_class    text,
+    effect           text,
+    completeness     text not null default 'none',
     needs_person     boolean not null default false,
-    fence            bigint not null default 0 check (fence >= 0),
-    claims           integer not null default 0 check (claims >= 0),        -- since the last booked outcome
-    pauses           integer not null default 0 check (pauses >= 0),        -- since the last progress
-    open_calls       integer not null default 0 check (open_calls >= 0),
+    fence            bigint not null default 0,
+    claims           integer not null default 0,                            -- since the last booked outcome
+    pauses           integer not null default 0,                            -- since the last progress
+    open_calls       integer not null default 0,
     late_applied     integer not null default 0,                            -- "applied" reported by stale holders
     -- the holder, or the last one
     nonce            text,
@@ -61,15 +60,15 @@ create table runguard.record (
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
     first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
     -- the order
-    calls            text not null check (calls in ('body', 'explicit')),
-    on_doubt         text not null check (on_doubt in ('ask', 'replay', 'reconcile')),
+    calls            text not null,
+    on_doubt         text not null,
     payload_version  smallint not null,
     payload_digest   text not null,
     payload_fields   text not null,                         -- JSON: field -> digest
     payload_readable text not null,                         -- JSON: what a person or a reconciler can look up by
     payload_accepted boolean not null default false,        -- a person lets the next claim bring another payload
     -- the result
-    store_result     text not null check (store_result in ('all', 'digest', 'none')),
+    store_result     text not null,
     result           bytea,
     result_digest    bytea,
     result_missing   text,                                  -- why a result that should be there is not
@@ -82,20 +81,25 @@ create table runguard.record (
     digest_version   smallint not null default 1,
     digest           bytea not null,
     unique (deployment, namespace, key),
-    constraint running_has_a_lease check ((state = 'running') = (lease_until is not null)),
-    constraint running_has_a_holder check (state <> 'running' or (nonce is not null and fence > 0)),
-    constraint open_calls_are_dated check (open_calls = 0 or no_later_than is not null),
-    constraint open_calls_need_a_caller check (open_calls = 0 or state in ('running', 'in_doubt')),
-    constraint done_is_complete check
-        ((state = 'done') = (finished_at is not null) and (state <> 'done') = (completeness = 'none')),
-    constraint done_is_applied check (state <> 'done' or (effect = 'applied' and failure_class is null)),
-    constraint done_says_its_result check
-        (state <> 'done' or store_result = 'none' or result_digest is not null or result_missing is not null),
+    constraint words check (state in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt')
+        and failure_class in ('timeout', 'quota', 'validation', 'processing', 'planning', 'unknown')
+        and effect in ('not_applied', 'unknown', 'applied') and completeness in ('full', 'partial', 'none')
+        and calls in ('body', 'explicit') and on_doubt in ('ask', 'replay', 'reconcile')
+        and store_result in ('all', 'digest', 'none')),
+    constraint running_has_a_holder_and_a_lease check
+        ((state = 'running') = (lease_until is not null) and (state <> 'running' or (nonce is not null and fence > 0))),
+    constraint open_calls_are_dated_and_have_a_caller check (open_calls >= 0
+        and (open_calls = 0 or (no_later_than is not null and state in ('running', 'in_doubt')))),
+    constraint done_is_applied_and_says_its_result check (case when state = 'done'
+        then finished_at is not null and completeness <> 'none' and effect = 'applied' and failure_class is null
+             and (store_result = 'none' or result_digest is not null or result_missing is not null)
+        else finished_at is null and completeness = 'none' end),
     constraint results_have_a_digest check (result is null or result_digest is not null),
-    constraint failed_says_why check (state <> 'failed' or (failure_class is not null and effect is not null)),
-    constraint paused_says_until_when check (state <> 'paused' or resume_at is not null),
-    constraint doubt_has_a_beginning check
-        (state <> 'in_doubt' or (first_unknown_at is not null and effect = 'unknown')),
+    constraint trouble_says_why_and_until_when check (case state
+        when 'failed' then failure_class is not null and effect is not null
+        when 'paused' then resume_at is not null
+        when 'in_doubt' then first_unknown_at is not null and effect is not distinct from 'unknown'
+        else true end),
     constraint only_trouble_needs_a_person check (not needs_person or state in ('failed', 'in_doubt'))
 ) with (fillfactor = 70);
 
@@ -105,9 +109,9 @@ create index record_unfinished on runguard.record (state, id) where state <> 'do
 create table runguard.call (
     record_id        bigint not null,
     generation       integer not null,
-    name             text not null check (length(name) between 1 and 512),
+    name             varchar(512) not null,
     state            text not null check (state in ('pending', 'started', 'done', 'failed', 'paused', 'in_doubt')),
-    attempt          integer not null default 1 check (attempt >= 1),      -- of the vendor key
+    attempt          integer not null default 1,            -- of the vendor key
     fence            bigint not null,
     intent           text,                                  -- JSON: readable arguments
     external_id      text,                                  -- the vendor's own name for what was submitted
