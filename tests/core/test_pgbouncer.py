@@ -124,4 +124,4 @@ def test_p14_a_copy_is_noticed_through_a_pooler_that_served_the_original_before(
         netloc = urllib.parse.urlsplit(bouncer.url).netloc
         url = urllib.parse.urlsplit(copy)._replace(netloc=netloc).geturl()
         with closing(engine.open_ledger(url)) as ledger:
-            assert ledger.claim(engine.order("original"), engine.holder()).verdict is Verdict.LOST_TIME
+            assert ledger.claim(engine.order("new"), engine.holder()).verdict is Verdict.LOST_TIME

@@ -228,6 +228,6 @@ begin
              where k.id = r.id returning * into r;
             perform runguard.book(r, 'released', p_actor, r.error);
         end if;
-        return query select k.id, k.namespace, k.key, k.state from runguard.record k where k.id = r.id;
+        return query select k.id, k.namespace::text, k.key::text, k.state::text from runguard.record k where k.id = r.id;
     end loop;
 end $$;
