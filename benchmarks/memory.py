@@ -21,7 +21,8 @@ def plain() -> None:
     from airflow.providers.standard.decorators.python import python_task
     from airflow.providers.standard.operators.python import PythonOperator
 
-    assert PythonOperator and python_task
+    assert PythonOperator
+    assert python_task
 
 
 def guarded() -> None:

@@ -26,7 +26,8 @@ RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del'
 
 FILL = """
     insert into runguard.record (deployment, namespace, key, state, fence, effect, completeness, finished_at, calls,
-        on_doubt, payload_version, payload_digest, payload_fields, payload_readable, store_result, result, result_digest,
+        on_doubt, payload_version, payload_digest, payload_fields, payload_readable, store_result, result,
+        result_digest,
         digest, nonce, dag_id, task_id, run_id)
     select 'bench', 'filled', 'invoice/' || n, 'done', 1, 'applied', 'full', clock_timestamp(), 'body', 'ask', 1,
         md5(n::text) || md5(n::text), '{"amount": "x"}', '{"amount": 500}', 'all', '{"v":1,"value":1}'::bytea,
@@ -62,7 +63,7 @@ class Bench:
                     connection.execute(FILL, {"low": low, "high": min(low + step, rows) - 1})
             connection.execute("vacuum analyze runguard.record")
 
-    # -- one round each: seconds per operation ---------------------------------------------------------------------------
+    # -- one round each: seconds per operation ---------------------------------------------------------------
 
     def bare(self, calls: int) -> float:
         connection, token = self.bare_connection, uuid.uuid4().hex
@@ -109,7 +110,7 @@ class Bench:
     def claim_full(self, calls: int) -> float:
         return self._timed(calls, lambda key: self._claim(self.full, key))
 
-    # -- the work --------------------------------------------------------------------------------------------------------
+    # -- the work --------------------------------------------------------------------------------------------
 
     def _timed(self, calls: int, one: Callable[[str], object]) -> float:
         names = [f"invoice/new/{self._serial + i}" for i in range(calls)]

@@ -16,7 +16,7 @@ from airflow_runguard.core.context import GuardContext, current_guard
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.leases import Leases
-from airflow_runguard.core.ledger import Ledger, outcome_state
+from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
     Call,
     CallState,
@@ -32,6 +32,7 @@ from airflow_runguard.core.record import (
     Witness,
 )
 from airflow_runguard.core.resp import Redis
+from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
     Applied,

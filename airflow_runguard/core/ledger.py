@@ -12,12 +12,11 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from enum import StrEnum
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any
 
 import psycopg
 from psycopg import IsolationLevel
@@ -29,27 +28,33 @@ from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, Plan
 from airflow_runguard.core.record import (
     SCHEMA_VERSION,
     Call,
-    CallState,
     Claim,
-    Completeness,
-    Effect,
     Event,
-    Failure,
-    FailureClass,
     Grant,
     Holder,
     Identity,
     IntentAnswer,
     Order,
     Outcome,
-    Payload,
     Record,
-    Result,
     Settlement,
     State,
     Verdict,
     Witness,
     Written,
+)
+from airflow_runguard.core.rows import (
+    call_of,
+    claim_parameters,
+    clean,
+    object_of,
+    outcome_parameters,
+    record_of,
+    replay_of,
+    replay_parameters,
+    result_of,
+    settlement_parameters,
+    word_of,
 )
 
 log = logging.getLogger("airflow_runguard")
@@ -62,8 +67,6 @@ REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothi
 UNPREPARED = {"26000", "42P05"}  # prepared statement is not there, or there already: nothing happened
 NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
 ATTEMPTS = 20
-DEFAULT_PAUSE = 60.0
-"""Seconds to pause where the vendor asks for a pause but does not say how long."""
 
 
 @cache
@@ -104,15 +107,15 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
-        done = self._all("replay", _replay_parameters(order))
+        done = self._all("replay", replay_parameters(order))
         if done:
-            return _replay(order.identity, done[0])
-        row = self._one("claim", _claim_parameters(order, holder))
+            return replay_of(order.identity, done[0])
+        row = self._one("claim", claim_parameters(order, holder))
         if row["verdict"] == Verdict.REPLAY:
-            return _replay(order.identity, row)
+            return replay_of(order.identity, row)
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
-            before, after = _json(row["payload_fields"]), order.payload.fields
+            before, after = object_of(row["payload_fields"]), order.payload.fields
             differing = tuple(sorted(k for k in before.keys() | after.keys() if before.get(k) != after.get(k)))
         return Claim(
             verdict=Verdict(row["verdict"]),
@@ -157,17 +160,17 @@ class Ledger:
             "i_intent": [clean(intent) for _, intent in intents],
             "hand_over": hand_over,
         }
-        parameters.update(_outcome_parameters(outcomes))
-        parameters.update(_settlement_parameters(settlement))
+        parameters.update(outcome_parameters(outcomes))
+        parameters.update(settlement_parameters(settlement))
         answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)
         for row in rows[:-1]:
-            result = _stored(row, order.store_result) if row["verdict"] == "replay" else None
+            result = result_of(row, order.store_result) if row["verdict"] == "replay" else None
             answers[row["name"]] = IntentAnswer(
                 row["verdict"], row["attempt"] or 0, row["until"], result, row["error"] or ""
             )
         last = rows[-1]
-        state = _word_of(State, last["state"])
+        state = word_of(State, last["state"])
         return Written(last["verdict"], state, last["at"], last["until"], answers, last["event_id"] or 0)
 
     def sweep(self, actor: str, limit: int = 1000) -> list[tuple[Identity, State]]:
@@ -279,11 +282,11 @@ class Ledger:
         rows = self._all(
             "find", {"deployment": identity.deployment, "namespace": identity.namespace, "key": identity.key}
         )
-        return _record(rows[0]) if rows else None
+        return record_of(rows[0]) if rows else None
 
     def find(self, name: str) -> list[Record]:
         """Records by ``key`` or ``namespace/key`` (as people type it)."""
-        return [_record(row) for row in self._all("find_key", {"deployment": self.deployment, "name": name})]
+        return [record_of(row) for row in self._all("find_key", {"deployment": self.deployment, "name": name})]
 
     def list(
         self,
@@ -307,10 +310,10 @@ class Ledger:
             "after": after,
             "limit": limit,
         }
-        return [_record(row) for row in self._all("list", parameters)]
+        return [record_of(row) for row in self._all("list", parameters)]
 
     def calls(self, record_id: int) -> Sequence[Call]:
-        return [_call(row) for row in self._all("calls", {"record_id": record_id})]
+        return [call_of(row) for row in self._all("calls", {"record_id": record_id})]
 
     def events(self, record_id: int) -> Sequence[Event]:
         return [
@@ -404,8 +407,8 @@ class Ledger:
 
 def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:
     """Number this connection's prepared statements from a random start. Behind a pooler, another client's ``_pg3_0``
-    may be a different statement; under a name of our own it is ours or not there. psycopg has no setting for it: where its
-    counter is not found, nothing is prepared.
+    may be a different statement; under a name of our own it is ours or not there. psycopg has no setting for it: where
+    its counter is not found, nothing is prepared.
     """
     manager: Any = getattr(connection, "_prepared", None)
     if isinstance(getattr(manager, "_prepared_idx", None), int):
@@ -417,213 +420,3 @@ def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:
 def belongs(deployment: str, bound: str) -> bool:
     """Whether a deployment may write to a ledger bound to ``bound``: its own or its tests' (``bound~…``)."""
     return deployment == bound or deployment.startswith(bound + "~")
-
-
-def clean(text: str | None) -> str | None:
-    """Text that PostgreSQL takes: no NUL, no lone surrogates. Data must never tear an outcome (P4)."""
-    if text is None:
-        return None
-    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def outcome_state(failure: Failure | None) -> CallState:
-    """What a call ends in. An error is never a result (P9); what is not proven is in doubt (P3)."""
-    if failure is None:
-        return CallState.DONE
-    if failure.effect is Effect.UNKNOWN:
-        return CallState.IN_DOUBT
-    if failure.effect is Effect.NOT_APPLIED and failure.pausable and not failure.needs_person:
-        return CallState.PAUSED
-    return CallState.FAILED
-
-
-def _replay_parameters(order: Order) -> dict[str, Any]:
-    return {
-        "deployment": order.identity.deployment,
-        "namespace": order.identity.namespace,
-        "key": order.identity.key,
-        "payload_version": order.payload.version,
-        "payload_digest": order.payload.digest,
-    }
-
-
-def _claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
-    return {
-        **_replay_parameters(order),
-        "payload_fields": json.dumps(dict(order.payload.fields), sort_keys=True),
-        "payload_readable": clean(json.dumps(dict(order.payload.readable), sort_keys=True, default=str)),
-        "calls": order.calls,
-        "store_result": order.store_result,
-        "on_doubt": order.on_doubt,
-        "nonce": holder.nonce,
-        "ti_id": holder.ti_id,
-        "dag_id": holder.dag_id,
-        "task_id": holder.task_id,
-        "run_id": holder.run_id,
-        "try_number": holder.try_number,
-        "map_index": holder.map_index,
-        "host": holder.host,
-        "pid": holder.pid,
-        "actor": str(holder),
-        "run_at": order.run_at,
-        "lease": order.lease,
-        "max_hold": order.max_hold,
-        "max_claims": order.max_claims,
-        "max_call_time": order.max_call_time,
-        "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
-    }
-
-
-def _outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
-    columns = ("name", "state", "class", "effect", "final", "resume_after", "error", "evidence", "result", "missing")
-    values: dict[str, list[Any]] = {f"o_{column}": [] for column in columns}
-    for outcome in outcomes:
-        failure, result = outcome.failure, outcome.result
-        row = (
-            outcome.call,
-            outcome_state(failure).value,
-            failure.failure_class.value if failure else None,
-            failure.effect.value if failure else Effect.APPLIED.value,
-            failure.final if failure else False,
-            _wait(failure),
-            clean(outcome.error),
-            clean(failure.evidence) if failure else "",
-            result.data if result else None,
-            clean(result.missing) or None if result else None,
-        )
-        for column, value in zip(columns, row, strict=True):
-            values[f"o_{column}"].append(value)
-    return values
-
-
-def _settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:
-    failure = settlement.failure if settlement else None
-    result = settlement.result if settlement else None
-    return {
-        "to": settlement.state.value if settlement else None,
-        "class": failure.failure_class.value if failure else None,
-        "effect": failure.effect.value if failure else None,
-        "needs_person": failure.needs_person if failure else False,
-        "resume_after": _wait(failure),
-        "result": result.data if result else None,
-        "missing": (clean(result.missing) or None) if result else None,
-        "completeness": settlement.completeness.value if settlement else None,
-        "error": clean(settlement.error) if settlement else None,
-        "evidence": clean(failure.evidence) if failure else None,
-    }
-
-
-def _wait(failure: Failure | None) -> float | None:
-    if failure is None or not failure.pausable:
-        return None
-    return max(DEFAULT_PAUSE if failure.resume_after is None else failure.resume_after, failure.floor or 0.0)
-
-
-E = TypeVar("E", bound=StrEnum)
-
-
-def _word_of(kind: type[E], text: str | None) -> E | None:
-    """A word of ours; ``None`` for none and for one that a damaged line has instead."""
-    return kind(text) if text in list(kind) else None
-
-
-def _json(text: str) -> Mapping[str, Any]:
-    """An object of ours; an empty one for what a damaged line has instead."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _replay(identity: Identity, row: Mapping[str, Any]) -> Claim:
-    return Claim(
-        Verdict.REPLAY,
-        identity,
-        row["now"],
-        record_id=row["record_id"],
-        generation=row["generation"],
-        fence=row["fence"],
-        result=_stored(row, row["store_result"]),
-    )
-
-
-def _stored(row: Mapping[str, Any], store_result: str) -> Result:
-    """The result of what is done. One that is not there is an empty one only where nobody reads it."""
-    missing = row["result_missing"] or ""
-    if row["result"] is None and not missing and store_result != "none":
-        missing = "the task said store_result='digest' or 'none' when it was done"
-    return Result(row["result"], missing)
-
-
-def _record(row: Mapping[str, Any]) -> Record:
-    """A line as a value; a broken one too (its readable parts, and ``broken`` says why it cannot be trusted)."""
-    state = _word_of(State, row["state"])
-    result = Result(row["result"], row["result_missing"] or "") if row["state"] == State.DONE else None
-    return Record(
-        id=row["id"],
-        identity=Identity(row["deployment"], row["namespace"], row["key"]),
-        generation=row["generation"],
-        state=state,
-        failure_class=_word_of(FailureClass, row["failure_class"]),
-        effect=_word_of(Effect, row["effect"]),
-        completeness=_word_of(Completeness, row["completeness"]) or Completeness.NONE,
-        needs_person=row["needs_person"],
-        fence=row["fence"],
-        claims=row["claims"],
-        open_calls=row["open_calls"],
-        lease_until=row["lease_until"],
-        no_later_than=row["no_later_than"],
-        resume_at=row["resume_at"],
-        first_intent_at=row["first_intent_at"],
-        first_unknown_at=row["first_unknown_at"],
-        holder=Holder(
-            nonce=row["nonce"] or "",
-            ti_id=row["ti_id"] or "",
-            dag_id=row["dag_id"] or "",
-            task_id=row["task_id"] or "",
-            run_id=row["run_id"] or "",
-            try_number=row["try_number"] or 0,
-            map_index=row["map_index"] if row["map_index"] is not None else -1,
-            host=row["host"] or "",
-            pid=row["pid"] or 0,
-        ),
-        calls=row["calls"],
-        on_doubt=row["on_doubt"],
-        payload=Payload(
-            row["payload_version"],
-            row["payload_digest"],
-            _json(row["payload_fields"]),
-            _json(row["payload_readable"]),
-        ),
-        store_result=row["store_result"],
-        result=result,
-        error=row["error"],
-        evidence=row["evidence"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        finished_at=row["finished_at"],
-        broken=row["broken"],
-        seen=row["seen"],
-    )
-
-
-def _call(row: Mapping[str, Any]) -> Call:
-    return Call(
-        name=row["name"],
-        generation=row["generation"],
-        state=_word_of(CallState, row["state"]),
-        attempt=row["attempt"],
-        fence=row["fence"],
-        intent_at=row["intent_at"],
-        no_later_than=row["no_later_than"],
-        first_intent_at=row["first_intent_at"],
-        first_unknown_at=row["first_unknown_at"],
-        outcome_at=row["outcome_at"],
-        effect=_word_of(Effect, row["effect"]),
-        failure_class=_word_of(FailureClass, row["failure_class"]),
-        error=row["error"],
-        evidence=row["evidence"],
-        external_id=row["external_id"] or "",
-        intent=_json(row["intent"] or "{}"),
-    )

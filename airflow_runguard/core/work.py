@@ -10,13 +10,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
 from airflow_runguard.core.record import Call, Claim, Holder, Order, Record, Result, Verdict
-
-if TYPE_CHECKING:
-    from airflow_runguard.core.context import GuardContext
 
 log = logging.getLogger("airflow_runguard")
 
@@ -76,7 +73,7 @@ class Decision:
 class Work:
     """What a door brings.
 
-    :param body: called with the :class:`GuardContext` once the record is granted.
+    :param body: called with the guard (``context.py``) once the record is granted.
     :param dump, load: the result to bytes and back; ``dump`` raises where ``load`` would not give back an equal value.
     :param signal: what a control-flow exception of the body means; ``None`` = it is an error.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
@@ -84,7 +81,7 @@ class Work:
 
     order: Order
     holder: Holder
-    body: Callable[[GuardContext], Any]
+    body: Callable[[Any], Any]
     dump: Callable[[Any], bytes]
     load: Callable[[bytes], Any]
     signal: Callable[[BaseException], HandOver | Decision | None] = lambda error: None

@@ -15,8 +15,9 @@ import pytest
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.leases import Leases
-from airflow_runguard.core.ledger import Ledger, _claim_parameters, queries
+from airflow_runguard.core.ledger import Ledger, queries
 from airflow_runguard.core.record import Claim, Order, Outcome, Result, Settlement, State, Verdict
+from airflow_runguard.core.rows import claim_parameters
 from tests.core import books, engine
 from tests.core.books import bring, enter, kinds, line, state_of
 
@@ -117,7 +118,7 @@ def test_p02_refusals_and_replays_write_and_lock_nothing(
     ledger.claim(held.order, engine.holder())  # sets hint bits and prunes, which is nobody's doing
     before = line(sql, held.id)
     claim = "explain (analyze, wal, format json) " + queries()["claim"]
-    parameters = _claim_parameters(held.order, engine.holder())
+    parameters = claim_parameters(held.order, engine.holder())
     with psycopg.connect(ledger_url, cursor_factory=psycopg.ClientCursor) as connection:
         plans = [connection.execute(claim, parameters).fetchone() for _ in range(3)]
         xid = connection.execute("select pg_current_xact_id_if_assigned()").fetchone()

@@ -81,6 +81,11 @@ begin
         -- Not there, as it was before this grant, or (its number given away again) another record: time was lost.
         return query select 'intent', n, 'lost', null::text, null::integer, v_now, null::timestamptz, null::bytea, null::text, null::text, null::bigint
                        from unnest(p_i_name) n;
+        insert into runguard.event (generation, fence, kind, actor, reason, detail)
+        select p_generation, p_fence, 'late_outcome', p_actor, coalesce(o.error, ''), json_build_object(
+                   'lost_record', p_record_id, 'call', o.name, 'state', o.state, 'effect', o.effect,
+                   'result', encode(o.result, 'escape'))::text
+          from unnest(p_o_name, p_o_state, p_o_effect, p_o_error, p_o_result) o (name, state, effect, error, result);
         return query select 'record', '', 'missing', null::text, null::integer, v_now, null::timestamptz, null::bytea, null::text, null::text, null::bigint;
         return;
     end if;

@@ -1,0 +1,245 @@
+"""Between values and the ledger's columns: parameters of statements, and rows as records, calls and results.
+
+No I/O and no decisions. A damaged line is carried as far as it can be read (``broken`` says why it cannot be trusted);
+data that PostgreSQL would refuse is cleaned, so that it never tears an outcome (P4).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from airflow_runguard.core.record import (
+    Call,
+    CallState,
+    Claim,
+    Completeness,
+    Effect,
+    Failure,
+    FailureClass,
+    Holder,
+    Identity,
+    Order,
+    Outcome,
+    Payload,
+    Record,
+    Result,
+    Settlement,
+    State,
+    Verdict,
+)
+
+DEFAULT_PAUSE = 60.0
+"""Seconds to pause where the vendor asks for a pause but does not say how long."""
+
+
+def clean(text: str | None) -> str | None:
+    """Text that PostgreSQL takes: no NUL, no lone surrogates. Data must never tear an outcome (P4)."""
+    if text is None:
+        return None
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def outcome_state(failure: Failure | None) -> CallState:
+    """What a call ends in. An error is never a result (P9); what is not proven is in doubt (P3)."""
+    if failure is None:
+        return CallState.DONE
+    if failure.effect is Effect.UNKNOWN:
+        return CallState.IN_DOUBT
+    if failure.effect is Effect.NOT_APPLIED and failure.pausable and not failure.needs_person:
+        return CallState.PAUSED
+    return CallState.FAILED
+
+
+def replay_parameters(order: Order) -> dict[str, Any]:
+    return {
+        "deployment": order.identity.deployment,
+        "namespace": order.identity.namespace,
+        "key": order.identity.key,
+        "payload_version": order.payload.version,
+        "payload_digest": order.payload.digest,
+    }
+
+
+def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
+    return {
+        **replay_parameters(order),
+        "payload_fields": json.dumps(dict(order.payload.fields), sort_keys=True),
+        "payload_readable": clean(json.dumps(dict(order.payload.readable), sort_keys=True, default=str)),
+        "calls": order.calls,
+        "store_result": order.store_result,
+        "on_doubt": order.on_doubt,
+        "nonce": holder.nonce,
+        "ti_id": holder.ti_id,
+        "dag_id": holder.dag_id,
+        "task_id": holder.task_id,
+        "run_id": holder.run_id,
+        "try_number": holder.try_number,
+        "map_index": holder.map_index,
+        "host": holder.host,
+        "pid": holder.pid,
+        "actor": str(holder),
+        "run_at": order.run_at,
+        "lease": order.lease,
+        "max_hold": order.max_hold,
+        "max_claims": order.max_claims,
+        "max_call_time": order.max_call_time,
+        "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+    }
+
+
+def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
+    columns = ("name", "state", "class", "effect", "final", "resume_after", "error", "evidence", "result", "missing")
+    values: dict[str, list[Any]] = {f"o_{column}": [] for column in columns}
+    for outcome in outcomes:
+        failure, result = outcome.failure, outcome.result
+        row = (
+            outcome.call,
+            outcome_state(failure).value,
+            failure.failure_class.value if failure else None,
+            failure.effect.value if failure else Effect.APPLIED.value,
+            failure.final if failure else False,
+            _wait(failure),
+            clean(outcome.error),
+            clean(failure.evidence) if failure else "",
+            result.data if result else None,
+            clean(result.missing) or None if result else None,
+        )
+        for column, value in zip(columns, row, strict=True):
+            values[f"o_{column}"].append(value)
+    return values
+
+
+def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:
+    failure = settlement.failure if settlement else None
+    result = settlement.result if settlement else None
+    return {
+        "to": settlement.state.value if settlement else None,
+        "class": failure.failure_class.value if failure else None,
+        "effect": failure.effect.value if failure else None,
+        "needs_person": failure.needs_person if failure else False,
+        "resume_after": _wait(failure),
+        "result": result.data if result else None,
+        "missing": (clean(result.missing) or None) if result else None,
+        "completeness": settlement.completeness.value if settlement else None,
+        "error": clean(settlement.error) if settlement else None,
+        "evidence": clean(failure.evidence) if failure else None,
+    }
+
+
+def _wait(failure: Failure | None) -> float | None:
+    if failure is None or not failure.pausable:
+        return None
+    return max(DEFAULT_PAUSE if failure.resume_after is None else failure.resume_after, failure.floor or 0.0)
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+def word_of(kind: type[E], text: str | None) -> E | None:
+    """A word of ours; ``None`` for none and for one that a damaged line has instead."""
+    return kind(text) if text in list(kind) else None
+
+
+def object_of(text: str) -> Mapping[str, Any]:
+    """An object of ours; an empty one for what a damaged line has instead."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def replay_of(identity: Identity, row: Mapping[str, Any]) -> Claim:
+    return Claim(
+        Verdict.REPLAY,
+        identity,
+        row["now"],
+        record_id=row["record_id"],
+        generation=row["generation"],
+        fence=row["fence"],
+        result=result_of(row, row["store_result"]),
+    )
+
+
+def result_of(row: Mapping[str, Any], store_result: str) -> Result:
+    """The result of what is done. One that is not there is an empty one only where nobody reads it."""
+    missing = row["result_missing"] or ""
+    if row["result"] is None and not missing and store_result != "none":
+        missing = "the task said store_result='digest' or 'none' when it was done"
+    return Result(row["result"], missing)
+
+
+def record_of(row: Mapping[str, Any]) -> Record:
+    """A line as a value; a broken one too (its readable parts, and ``broken`` says why it cannot be trusted)."""
+    state = word_of(State, row["state"])
+    result = Result(row["result"], row["result_missing"] or "") if row["state"] == State.DONE else None
+    return Record(
+        id=row["id"],
+        identity=Identity(row["deployment"], row["namespace"], row["key"]),
+        generation=row["generation"],
+        state=state,
+        failure_class=word_of(FailureClass, row["failure_class"]),
+        effect=word_of(Effect, row["effect"]),
+        completeness=word_of(Completeness, row["completeness"]) or Completeness.NONE,
+        needs_person=row["needs_person"],
+        fence=row["fence"],
+        claims=row["claims"],
+        open_calls=row["open_calls"],
+        lease_until=row["lease_until"],
+        no_later_than=row["no_later_than"],
+        resume_at=row["resume_at"],
+        first_intent_at=row["first_intent_at"],
+        first_unknown_at=row["first_unknown_at"],
+        holder=Holder(
+            nonce=row["nonce"] or "",
+            ti_id=row["ti_id"] or "",
+            dag_id=row["dag_id"] or "",
+            task_id=row["task_id"] or "",
+            run_id=row["run_id"] or "",
+            try_number=row["try_number"] or 0,
+            map_index=row["map_index"] if row["map_index"] is not None else -1,
+            host=row["host"] or "",
+            pid=row["pid"] or 0,
+        ),
+        calls=row["calls"],
+        on_doubt=row["on_doubt"],
+        payload=Payload(
+            row["payload_version"],
+            row["payload_digest"],
+            object_of(row["payload_fields"]),
+            object_of(row["payload_readable"]),
+        ),
+        store_result=row["store_result"],
+        result=result,
+        error=row["error"],
+        evidence=row["evidence"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        finished_at=row["finished_at"],
+        broken=row["broken"],
+        seen=row["seen"],
+    )
+
+
+def call_of(row: Mapping[str, Any]) -> Call:
+    return Call(
+        name=row["name"],
+        generation=row["generation"],
+        state=word_of(CallState, row["state"]),
+        attempt=row["attempt"],
+        fence=row["fence"],
+        intent_at=row["intent_at"],
+        no_later_than=row["no_later_than"],
+        first_intent_at=row["first_intent_at"],
+        first_unknown_at=row["first_unknown_at"],
+        outcome_at=row["outcome_at"],
+        effect=word_of(Effect, row["effect"]),
+        failure_class=word_of(FailureClass, row["failure_class"]),
+        error=row["error"],
+        evidence=row["evidence"],
+        external_id=row["external_id"] or "",
+        intent=object_of(row["intent"] or "{}"),
+    )
