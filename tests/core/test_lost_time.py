@@ -182,6 +182,28 @@ def test_p14_after_lost_time_absent_keys_of_older_runs_are_in_doubt_and_those_of
     assert ledger.claim(engine.order("old", run_at=old), engine.holder()).verdict is Verdict.RUN
 
 
+@pytest.mark.parametrize("state", [State.PENDING, State.FAILED, State.PAUSED, State.RUNNING])
+def test_p14_an_unfinished_line_last_heard_of_before_the_lost_time_is_in_doubt(
+    ledger: Ledger, sql: psycopg.Connection[Any], state: State
+) -> None:
+    """It stands there as it was at the backup: it may have been done, and paid, in the time that is gone."""
+    order = engine.order("unfinished", run_at=datetime.now(UTC) + timedelta(days=1))
+    if state is State.RUNNING:
+        books.expire(sql, enter(ledger, order).claim.record_id)
+    else:
+        held = bring(ledger, state, order)
+        if state is State.PAUSED:
+            books.come_due(sql, held.claim.record_id)
+    ledger.lose("a test")
+    ledger.acknowledge_restore(lost_since=datetime.now(UTC) - timedelta(hours=1), **WORDS)
+    assert ledger.claim(order, engine.holder()).verdict is Verdict.IN_DOUBT
+    record = ledger.get(order.identity)
+    assert record is not None
+    assert (record.state, record.needs_person, record.broken) == (State.IN_DOUBT, True, "")
+    assert ledger.resolve(record.id, "did_not_happen", force=True, **WORDS) == "ok"
+    assert ledger.claim(order, engine.holder()).verdict is Verdict.RUN
+
+
 def test_p13_lost_time_and_its_acknowledgement_are_events(ledger: Ledger, sql: psycopg.Connection[Any]) -> None:
     ledger.lose("first")
     ledger.lose("second")
