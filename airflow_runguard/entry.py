@@ -165,9 +165,14 @@ class Entry:
                 rendered = getattr(self.operator, name, None)
                 setattr(self.operator, name, _replaced(rendered, guard.idempotency_key))
         object.__setattr__(self.operator, "_guard_context", guard)
-        with self._recorded_xcoms():
+        with self._recorded_xcoms(), self._recorded_return() as returned:
             try:
                 value = body()
+            except BrokenPipeError:
+                if not returned:
+                    raise
+                # The supervisor is gone, and with it the pipe that Airflow logs "Done" to: the function had returned.
+                value = returned[-1]
             except TaskDeferred as deferral:
                 if getattr(deferral.trigger, "end_from_trigger", False):
                     # The task would end without coming back, and nobody could book its outcome: it may not begin.
@@ -177,6 +182,25 @@ class Entry:
                     ) from None
                 raise
         return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
+
+    @contextmanager
+    def _recorded_return(self) -> Iterator[list[Any]]:
+        """What the function of a Python operator returned, before Airflow did anything else with it."""
+        returned: list[Any] = []
+        run = getattr(self.operator, "execute_callable", None)
+        if run is None:
+            yield returned
+            return
+
+        def execute_callable() -> Any:
+            returned.append(run())
+            return returned[-1]
+
+        object.__setattr__(self.operator, "execute_callable", execute_callable)
+        try:
+            yield returned
+        finally:
+            object.__delattr__(self.operator, "execute_callable")
 
     @contextmanager
     def _recorded_xcoms(self) -> Iterator[None]:

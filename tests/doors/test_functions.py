@@ -8,10 +8,11 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import task
 from airflow.sdk.exceptions import AirflowSkipException
 
-from airflow_runguard import Guard, GuardedPythonOperator, NotApplied, current_guard, guarded_task
+from airflow_runguard import Guard, GuardedPythonOperator, NotApplied, current_guard, guarded, guarded_task
 from airflow_runguard.core.record import Effect, FailureClass, State
 
 AGAIN = {"retries": 2, "retry_delay": timedelta(0)}
@@ -284,6 +285,22 @@ def test_p02_a_skip_is_an_answer_and_is_raised_again(airflow, charge):
         pay()
     first, second = airflow.run(dag), airflow.run(dag)
     assert first.states == second.states == {"pay": "skipped"}
+    assert airflow.vendor.charges() == 1
+
+
+def test_p04_an_error_of_airflows_log_after_the_function_returned_is_no_doubt(airflow, charge):
+    """What a task sees whose supervisor was killed: its log is a broken pipe, and Airflow logs what was returned."""
+
+    class Orphan(PythonOperator):
+        def execute(self, context) -> Any:
+            super().execute(context)
+            raise BrokenPipeError("the supervisor is gone")
+
+    with airflow.dag() as dag:
+        guarded(Orphan)(task_id="pay", guard=Guard(on_doubt="ask"), python_callable=lambda: charge(amount=500)["id"])
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (set(first.states.values()), set(second.states.values())) == ({"success"}, {"success"})
+    assert first.xcoms == second.xcoms
     assert airflow.vendor.charges() == 1
 
 
