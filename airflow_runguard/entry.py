@@ -13,7 +13,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,7 @@ class Entry:
 
     def order(self, options: Settings) -> Order:
         """The key and the payload, rendered twice: what differs between two renderings names nothing."""
+        self._check_vendor_key()
         name, order = self._named(), self._payload()
         if name != self._named() or order.digest != self._payload().digest:
             raise PlanningError(
@@ -132,6 +133,17 @@ class Entry:
             key_lifetime=seconds(guard.key_lifetime, options.key_lifetime),
             run_at=getattr(dag_run, "run_after", None) or getattr(dag_run, "logical_date", None),
         )
+
+    def _check_vendor_key(self) -> None:
+        """Each ``{{ guard.idempotency_key }}`` must stand where its stand-in can be found and replaced. One that a
+        filter changed or an object hides would go out as it is: one key for every customer."""
+        wanted = getattr(self.operator, "_guard_key_reads", 0)
+        found = sum(_stand_ins(getattr(self.operator, name, None)) for name in self.operator.template_fields)
+        if found < wanted:
+            raise PlanningError(
+                "{{ guard.idempotency_key }} was changed by a filter, or stands where it cannot be filled in.",
+                "Use it as it is, in text, lists and dicts. No call was made.",
+            )
 
     def work(self, order: Order, body: Callable[[], Any]) -> core.Work:
         ti = self.ti
@@ -321,7 +333,8 @@ class Entry:
         raise AirflowException(how.message) from error
 
     def say(self, level: int, what: str) -> None:
-        self.operator.log.log(level, "RunGuard: %s", what)
+        with suppress(OSError):  # the pipe of a killed supervisor: what is booked is booked
+            self.operator.log.log(level, "RunGuard: %s", what)
 
     def _signal(self, error: BaseException) -> core.HandOver | core.Decision | None:
         """What Airflow's control-flow exceptions mean to the record: the one table."""
@@ -364,6 +377,16 @@ class _View(Mapping[str, Any]):
             return self._arguments[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def _stand_ins(value: Any) -> int:
+    if isinstance(value, str):
+        return value.count(VENDOR_KEY)
+    if type(value) in (list, tuple):
+        return sum(_stand_ins(item) for item in value)
+    if type(value) is dict:
+        return sum(_stand_ins(item) for item in value.values())
+    return 0
 
 
 def _replaced(value: Any, key: str) -> Any:

@@ -45,6 +45,7 @@ class _TemplateGuard:
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
+        self.reads = 0
 
     @property
     def idempotency_key(self) -> str:
@@ -53,6 +54,7 @@ class _TemplateGuard:
                 "{{ guard.idempotency_key }} is the key of a body that is one call; here each call has its own.",
                 "Hand it over with guard.call(name, fn, vendor_key_as='idempotency_key').",
             )
+        self.reads += 1
         return VENDOR_KEY
 
 
@@ -72,8 +74,9 @@ class GuardMixin(_Operator):
         return super().partial(guard=guard, **kwargs)
 
     def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
-        context = cast("Context", {**context, "guard": _TemplateGuard(self.guard)})
-        super().render_template_fields(context, jinja_env)
+        guard = _TemplateGuard(self.guard)
+        super().render_template_fields(cast("Context", {**context, "guard": guard}), jinja_env)
+        object.__setattr__(self, "_guard_key_reads", guard.reads)
 
     def execute(self, context: Context) -> Any:
         return Entry(self, self.guard, context).run(lambda: super(GuardMixin, self).execute(context))

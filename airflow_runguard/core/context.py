@@ -23,10 +23,20 @@ from airflow_runguard.core.writer import Answer, Writer
 
 T = TypeVar("T")
 
-ASYNC_CALL = "Use `await guard.acall(…)`."
+ASYNC_CALL = "For an async function use `await guard.acall(…)`."
+WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 REOPEN = "`airflow runguard reopen` does it anew."
+
+
+def never_ran(value: object) -> bool:
+    """Whether a returned value is a body that Python has not begun: a coroutine or a generator. It never will be."""
+    if inspect.iscoroutine(value) or inspect.isgenerator(value):
+        value.close()
+        return True
+    return inspect.isasyncgen(value)
+
 
 _current: ContextVar[GuardContext | None] = ContextVar("runguard", default=None)
 
@@ -70,6 +80,8 @@ class GuardContext:
     _unbooked: set[str] = field(default_factory=set)
     """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
+    interrupt: Interrupt | None = None
+    """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
 
     @property
     def key(self) -> str:
@@ -86,6 +98,11 @@ class GuardContext:
     @property
     def body_is_call(self) -> bool:
         return self._work.order.calls == BODY
+
+    @property
+    def reentered(self) -> bool:
+        """Whether an earlier entry began this body (a deferral came back)."""
+        return self._claim.reentered
 
     @property
     def idempotency_key(self) -> str:
@@ -114,11 +131,12 @@ class GuardContext:
                 return cast(T, go.replay.value)
             try:
                 value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-                if inspect.iscoroutine(value):
-                    value.close()
+                if never_ran(value):
                     raise NotApplied(
-                        f"guard.call({name!r}) was given an async function, so nothing was sent.", ASYNC_CALL
+                        f"What guard.call({name!r}) was given is async or yields: nothing ran.", ASYNC_CALL
                     )
+                if hasattr(value, "add_done_callback"):
+                    raise PlanningError(f"guard.call({name!r}) got a future, whose work may still come.", WAIT_FOR_IT)
             except BaseException as error:
                 self._failed(name, error).result()
                 raise
@@ -182,7 +200,7 @@ class GuardContext:
             )
         try:
             if name in self._unbooked:  # a signal came between the call and its booking, and the body caught it
-                raise Interrupt(self._in_doubt(f"nothing is known of what call {name!r} did before"))
+                raise self._interrupted(self._in_doubt(f"nothing is known of what call {name!r} did before"))
             yield
         finally:
             del self._busy[name]
@@ -195,12 +213,12 @@ class GuardContext:
         except BaseException as error:
             self._writer.withdraw(name)
             if isinstance(error, LedgerUnavailable):
-                raise Interrupt(Waiting(f"{error.what} Call {name!r} was not made.")) from error
+                raise self._interrupted(Waiting(f"{error.what} Call {name!r} was not made.")) from error
             raise
 
     def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
-            raise Interrupt(self._in_doubt("an earlier call of this body is in doubt"))
+            raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(keys.readable(arguments)))
 
     def _go(self, name: str, answer: IntentAnswer) -> _Go:
@@ -209,7 +227,7 @@ class GuardContext:
             case "run":
                 if not self._writer.may_call():
                     self._writer.withdraw(name)
-                    raise Interrupt(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
+                    raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
                 self.called = True
                 self._unbooked.add(name)
                 return _Go(vendor_key=self._vendor_key(name, answer.attempt))
@@ -220,23 +238,23 @@ class GuardContext:
                 if isinstance(how, Done):
                     return _Go(replay=how)
                 assert isinstance(how, Ended)
-                raise Interrupt(how)
+                raise self._interrupted(how)
             case "paused":
-                raise Interrupt(Waiting(f"Call {name!r} of {self._claim.identity} is paused."))
+                raise self._interrupted(Waiting(f"Call {name!r} of {self._claim.identity} is paused."))
             case "failed":
-                raise Interrupt(
+                raise self._interrupted(
                     Ended(f"Call {name!r} of {self._claim.identity} failed for good ({answer.error}). {REOPEN}", False)
                 )
             case "broken":
-                raise Interrupt(
+                raise self._interrupted(
                     Ended(
                         f"Call {name!r} of {self._claim.identity} cannot be read in the ledger. It was not made.", False
                     )
                 )
             case "in_doubt" | "open":
-                raise Interrupt(self._in_doubt(f"call {name!r}: {answer.error or 'no answer ever came'}"))
+                raise self._interrupted(self._in_doubt(f"call {name!r}: {answer.error or 'no answer ever came'}"))
             case _:
-                raise Interrupt(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
+                raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
     def _failed(self, name: str, error: BaseException) -> Answer[Written]:
         failure = classify(error)
@@ -262,6 +280,11 @@ class GuardContext:
 
     def _in_doubt(self, why: str) -> Ended:
         return in_doubt(self._work.order, why)
+
+    def _interrupted(self, how: Waiting | Ended) -> Interrupt:
+        interrupt = Interrupt(how)
+        self.interrupt = self.interrupt or interrupt
+        return interrupt
 
     def _lost(self) -> str:
         return f"This process is no longer the holder of {self._claim.identity}."

@@ -6,13 +6,12 @@ that says how it ended (see ``work.py``); doors turn it into Airflow's words.
 
 from __future__ import annotations
 
-import inspect
 import logging
 from dataclasses import replace
 from typing import Any
 
 from airflow_runguard.core import keys
-from airflow_runguard.core.context import GuardContext, current_guard
+from airflow_runguard.core.context import GuardContext, current_guard, never_ran
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.leases import Leases
@@ -108,6 +107,9 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
         if claim.verdict is not Verdict.RUN:
             return refusal(claim, work)
         if not writer.may_call():  # frozen since the claim was sent; a body may be a call, and its intent may be old
+            if claim.reentered:  # it may have been sent by an earlier entry: stay its holder, and come back
+                writer.hand_over(order.max_hold).result()
+                return Waiting(f"The lease on {order.identity} ran out before the work went on.")
             writer.withdraw_claim().result()
             return Ended(f"The lease on {order.identity} ran out before the work began. No call was made.", retry=True)
         return _work_and_leave(writer, work, GuardContext(writer, work, claim))
@@ -195,21 +197,28 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
     try:
         with guard.entered():
             value = work.body(guard)
-    except Interrupt as interrupt:
-        writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
-        return interrupt.how
     except BaseException as error:
+        if guard.interrupt is not None:
+            return _leave_interrupted(writer, guard.interrupt)
         return _leave_with_error(writer, work, guard, error)
+    if guard.interrupt is not None:  # swallowed (gather, a pool's future that nobody reads): not all of it was done
+        return _leave_interrupted(writer, guard.interrupt)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
-    if inspect.iscoroutine(value):
-        value.close()
-        return _leave_unplanned(writer, guard, "The guarded function is `async def`, so nothing of it ran.", ASYNC_BODY)
+    if never_ran(value):
+        return _leave_unplanned(
+            writer, guard, "The guarded function is async or yields, so nothing of it ran.", ASYNC_BODY
+        )
     if not guard.body_is_call and not guard.called and not work.allow_no_call:
         return _leave_unplanned(
             writer, guard, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
+
+
+def _leave_interrupted(writer: Writer, interrupt: Interrupt) -> How:
+    writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
+    return interrupt.how
 
 
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
@@ -246,7 +255,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)
 
-    failure = _of_body(error, work) if guard.body_is_call else guard.failure_behind(error)
+    failure = _of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT:
@@ -259,10 +268,10 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     return Ended(said(error), retry=True, error=error)
 
 
-def _of_body(error: BaseException, work: Work) -> Failure:
+def _of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more."""
     failure = classify(error)
-    if work.single_request or isinstance(error, NotApplied):
+    if (work.single_request and not guard.reentered) or isinstance(error, NotApplied):
         return failure
     return replace(
         failure,

@@ -64,7 +64,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 UPGRADE = "Run `airflow runguard db upgrade`."
 GRANTS = "Grant it what docs/operations.md lists for a worker."
 REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
-UNPREPARED = {"26000", "42P05"}  # prepared statement is not there, or there already: nothing happened
+UNPREPARED = {"26000", "42P05", "0A000"}  # prepared statement is gone, taken or outdated: nothing happened
 NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
 ATTEMPTS = 20
 
@@ -126,6 +126,7 @@ class Ledger:
             generation=row["generation"] or 0,
             fence=row["fence"] or 0,
             attempt=row["attempt"] or 0,
+            reentered=bool(row["reentered"]),
             until=row["until"],
             holder=row["holder"] or "",
             differing=differing,

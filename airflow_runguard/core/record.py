@@ -292,6 +292,7 @@ class Claim:
 
     :param now: the database's time of the answer.
     :param attempt: of the body call, where the claim also booked its intent.
+    :param reentered: the body was begun by an earlier entry (a deferral came back), so it may have been sent.
     :param until: busy: ``lease_until``; paused: ``resume_at``; in doubt: ``no_later_than``.
     :param differing: refused for its payload: the fields that differ.
     """
@@ -304,6 +305,7 @@ class Claim:
     generation: int = 0
     fence: int = 0
     attempt: int = 0
+    reentered: bool = False
     until: datetime | None = None
     holder: str = ""
     result: Result | None = None

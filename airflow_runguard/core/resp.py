@@ -75,7 +75,7 @@ class Redis:
                         self.close()  # perhaps only an idle connection that the server dropped
                 self._connect()
                 return self._ask(words)
-            except (OSError, hiredis.HiredisError) as error:
+            except (OSError, ValueError, hiredis.HiredisError) as error:  # ValueError: a host name that is none
                 self.close()
                 raise RedisAway(f"{type(error).__name__}: {error}") from error
             except BaseException:

@@ -137,7 +137,7 @@ class Writer:
         ``run`` the thread starts and renews. A signal may tear this: see :meth:`withdraw_claim`."""
         claim = self._claim()
         if claim.verdict is Verdict.RUN:
-            self._start()
+            self.do(lambda: None)  # starts the thread, or (a reconciliation started it) wakes it to renew from now on
         return claim
 
     def withdraw_claim(self) -> Answer[None]:
@@ -238,14 +238,15 @@ class Writer:
             self._write()
         except Exception as error:
             self._renew_at = _clock() + min(LONGEST_PAUSE, self.order.lease / 10)
-            log.warning("The lease could not be renewed, trying again: %s", error)
+            with contextlib.suppress(Exception):  # a log that is gone must not end this thread
+                log.warning("The lease could not be renewed, trying again: %s", error)
 
     def _claim(self) -> Claim:
         sent = _clock()
         claim = self.ledger.claim(self.order, self.holder)
         if claim.verdict is Verdict.RUN:
             self._grant = Grant(claim.identity, claim.record_id, claim.generation, claim.fence)
-            if self.order.calls == "body":
+            if self.order.calls == "body" and not claim.reentered:
                 self._open.add("body")
             self._believe(sent, claim.now, claim.until)
         return claim

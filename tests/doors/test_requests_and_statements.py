@@ -14,6 +14,7 @@ from airflow_runguard import Guard, guarded
 from airflow_runguard.core.record import Effect, State
 from demo.processes import free_port
 
+HEADERS = {"Content-Type": "application/json", "Idempotency-Key": "{{ guard.idempotency_key }}"}
 AGAIN = {"retries": 2, "retry_delay": timedelta(0)}
 
 
@@ -23,10 +24,9 @@ def pay(airflow, amount: int = 500, **options: Any) -> Any:
             task_id="pay",
             http_conn_id="vendor",
             endpoint="/charges",
-            headers={"Content-Type": "application/json", "Idempotency-Key": "{{ guard.idempotency_key }}"},
             data=json.dumps({"customer": "cust", "amount": amount}),
             response_filter=lambda response: response.json()["id"],
-            **{"guard": Guard(key="payout"), **AGAIN, **options},
+            **{"guard": Guard(key="payout"), "headers": HEADERS, **AGAIN, **options},
         )
     return dag
 
@@ -37,6 +37,15 @@ def test_p02_a_request_is_sent_once_with_its_vendor_key(airflow):
     (effect,) = airflow.vendor.effects()
     assert first.result("pay") == second.result("pay") == effect.id
     assert (effect.key or "").startswith("rg1-")
+
+
+@pytest.mark.parametrize("expression", ["guard.idempotency_key | upper", "guard.idempotency_key[:20]"])
+def test_p03_a_vendor_key_that_cannot_be_filled_in_is_refused_before_anything_is_sent(airflow, expression):
+    """It would go out as it stands: the same key for every customer."""
+    run = airflow.run(pay(airflow, headers={"Idempotency-Key": f"{{{{ {expression} }}}}"}))
+    assert (run.state, run.tries) == ("failed", {"pay": 1})
+    assert "was changed by a filter" in run.log
+    assert (airflow.vendor.charges(), airflow.records()) == (0, [])
 
 
 def test_a_deferrable_request_is_sent_by_the_worker_once(airflow):

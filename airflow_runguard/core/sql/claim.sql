@@ -98,7 +98,7 @@ create or replace function runguard.claim(
     p_lease interval, p_max_hold interval, p_max_claims integer, p_max_call_time interval, p_key_lifetime interval,
     out verdict text, out reason text, out now timestamptz, out record_id bigint, out generation integer,
     out fence bigint, out attempt integer, out until timestamptz, out holder text, out store_result text,
-    out result bytea, out result_missing text, out payload_fields text
+    out result bytea, out result_missing text, out payload_fields text, out reentered boolean
 ) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -320,5 +320,6 @@ begin
     attempt := c.attempt;
     if verdict = 'run' then
         until := r.lease_until;
+        reentered := coalesce(c.intent_at < r.claimed_at, false);       -- its body was begun before this entry
     end if;
 end $$;

@@ -123,7 +123,7 @@ begin
            result_digest = null, result_missing = null, error = '', evidence = '', payload_accepted = false
      where id = r.id returning * into r;
     perform runguard.book(r, 'reopened', p_actor, p_reason, json_build_object(
-        'state', old.state, 'finished_at', old.finished_at, 'payload', old.payload_readable, 'error', old.error,
+        'although_applied', p_again_although_applied, 'state', old.state, 'finished_at', old.finished_at, 'payload', old.payload_readable, 'error', old.error,
         'result', encode(old.result, 'escape'), 'result_missing', old.result_missing)::text);
     return 'ok';
 end $$;

@@ -20,7 +20,8 @@ begin
     insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
     values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
         'call', p_call, 'state', p_state, 'effect', p_effect, 'result', encode(p_result, 'escape'))::text);
-    if p_effect is distinct from 'applied' or r.generation <> p_generation or runguard.broken(r) <> ''
+    if p_effect is distinct from 'applied' or runguard.broken(r) <> ''
+       or (r.generation <> p_generation and runguard.ordered_although_applied(r))
        or r.state not in ('running', 'pending', 'paused', 'failed')
        or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                      and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
@@ -41,6 +42,13 @@ begin
     end if;
     return r;
 end $$;
+
+-- Whether the person who ordered this generation knew that the one before may have happened.
+create or replace function runguard.ordered_although_applied(r runguard.record) returns boolean language sql stable as $$
+    select coalesce((select (e.detail::json ->> 'although_applied')::boolean from runguard.event e
+                      where e.record_id = r.id and e.kind = 'reopened' and e.generation = r.generation
+                      order by e.id desc limit 1), false)
+$$;
 
 create or replace function runguard.write(
     p_record_id bigint, p_generation integer, p_fence bigint, p_actor text, p_nonce text, p_lease interval,
@@ -193,7 +201,8 @@ begin
                lease_until = case when p_hand_over is null then least(v_now + p_lease, k.hold_until)
                                   else v_now + p_hand_over end,
                handed_over = p_hand_over is not null,
-               no_later_than = case when opened > 0 then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
+               no_later_than = case when k.open_calls - closed + opened > 0     -- it lives, so it may still send
+                                    then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
                first_unknown_at = case when not booked or k.late_applied > 0 then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
