@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
+import psycopg
+
 from demo.servers import Postgres, Redis
 from demo.stack import AirflowStack
 from demo.vendor import Vendor
@@ -28,7 +30,7 @@ class Ground:
     """A fresh stage; what an earlier one left in ``home`` is removed first.
 
     :param home: directory for all data and logs.
-    :param dags_folder: what Airflow runs; its tasks find the vendor's address in ``RUNGUARD_DEMO_VENDOR``.
+    :param dags_folder: what Airflow runs; its tasks find the vendor's address in ``RUNGUARD_VENDOR_URL``.
     :param say: hears what is being done, line by line.
     :param port: of Airflow's web page; default: a free one.
     """
@@ -46,15 +48,19 @@ class Ground:
             self.vendor = stack.enter_context(Vendor())
             self.control = VendorControl(self.vendor.url)
             self.ledger_url = self.postgres.create_database("ledger")
+            shop = self.postgres.create_database("shop")  # what the examples' SQL changes
+            with psycopg.connect(shop) as connection:
+                connection.execute("create table account (customer text primary key, balance bigint not null)")
+                connection.execute("insert into account values ('cust-7', 10000)")
             run_guard("db", "upgrade", "--dsn", self.ledger_url, "--deployment", DEPLOYMENT)
             self.say("Airflow: metadata, scheduler, api-server, dag-processor, triggerer ...")
             environment = {
                 "AIRFLOW_CONN_RUNGUARD_LEDGER": self.ledger_url,
                 "AIRFLOW_CONN_RUNGUARD_REDIS": self.redis.url,
                 "AIRFLOW__RUNGUARD__DEPLOYMENT": DEPLOYMENT,
-                "RUNGUARD_DEMO_VENDOR": self.vendor.url,
                 "RUNGUARD_VENDOR_URL": self.vendor.url,
                 "AIRFLOW_CONN_RUNGUARD_VENDOR": self.vendor.url,
+                "AIRFLOW_CONN_SHOP_DB": shop,
             }
             self.airflow = AirflowStack(self.home / "airflow", self.dags_folder, self.port, environment)
             stack.enter_context(self.airflow)

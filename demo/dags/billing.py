@@ -14,7 +14,7 @@ from airflow.sdk import dag, get_current_context, task
 
 from airflow_runguard import GuardContext, guarded_task
 
-VENDOR = os.environ["RUNGUARD_DEMO_VENDOR"]
+VENDOR = os.environ["RUNGUARD_VENDOR_URL"]
 INVOICE = "{{ (dag_run.conf or {}).get('invoice') or ds }}"
 RETRIES = {"retries": 2, "retry_delay": timedelta(seconds=8)}
 
