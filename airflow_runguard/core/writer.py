@@ -200,12 +200,11 @@ class Writer:
         thread = threading.Thread(target=self._loop, args=(self._jobs,), name="runguard-writer", daemon=True)
         try:
             thread.start()
-            self._thread = thread
         except BaseException:  # a signal hit the start: whether it runs or not, nobody will use this one, so it ends
-            self._thread = None
             self._jobs.put(_Job(last=True))
             self._jobs = queue.SimpleQueue()
             raise
+        self._thread = thread
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
