@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import (
@@ -88,6 +89,9 @@ class Entry:
         except PlanningError as error:
             self.say(logging.ERROR, str(error))
             raise AirflowFailException(str(error)) from error
+        if not options.enabled:
+            off = "[runguard] enabled = false here: nothing is called until it is true again, and nothing unguarded."
+            return self.answer(core.Waiting(off), options)
         try:
             with ExitStack() as opened:
                 ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
@@ -132,7 +136,38 @@ class Entry:
             max_claims=guard.max_claims or options.max_claims,
             key_lifetime=seconds(guard.key_lifetime, options.key_lifetime),
             run_at=getattr(dag_run, "run_after", None) or getattr(dag_run, "logical_date", None),
+            gate=self._rendered(guard.quota) if guard.quota else None,
+            resume_rate=options.resume_rate,
+            max_pauses=guard.max_pauses or options.max_pauses,
+            max_pause=seconds(guard.max_pause, options.max_pause),
+            partition=self._partition(dag_run),
+            amount=self._amount(),
+            currency=self._rendered(guard.currency) if guard.currency else None,
         )
+
+    @staticmethod
+    def _partition(dag_run: Any) -> str | None:
+        date, key = getattr(dag_run, "partition_date", None), getattr(dag_run, "partition_key", None)
+        return None if date is None and key is None else str(date.date() if date is not None else key)
+
+    def _amount(self) -> Decimal | None:
+        if self.guard.amount is None:
+            return None
+        if callable(self.guard.amount):
+            value = self.guard.amount(_View(self._arguments()))
+        else:
+            value = self._rendered(self.guard.amount)
+        try:
+            amount = Decimal(str(value))
+        except ArithmeticError:
+            amount = Decimal("nan")
+        if not amount.is_finite():
+            raise PlanningError(f"amount came to {value!r}, which is no number. No call was made.")
+        return amount
+
+    def _rendered(self, template: str | Callable[[Any], Any]) -> str:
+        context: dict[str, Any] = {**self.context, "args": _View(self._arguments())}
+        return render_key(template, context, env=self.operator.get_template_env())
 
     def _check_vendor_key(self) -> None:
         """Each ``{{ guard.idempotency_key }}`` must stand where its stand-in can be found and replaced. One that a
@@ -245,8 +280,7 @@ class Entry:
                     "Say what it is: guard=Guard(key='…').",
                 )
             return scope
-        context: dict[str, Any] = {**self.context, "args": _View(self._arguments())}
-        return render_key(self.guard.key, context, env=self.operator.get_template_env())
+        return self._rendered(self.guard.key)
 
     def _payload(self) -> Payload:
         arguments = self._arguments()

@@ -93,6 +93,27 @@ _OPTIONS = {
         "Seconds for which one try of a task waits (for another holder of its key, a pause, a ledger that is away) "
         "before it fails and says why.",
     ),
+    "enabled": _option(
+        "boolean",
+        "true",
+        "false",
+        "``false`` makes every guarded task wait: nothing is called, and nothing runs unguarded.",
+    ),
+    "resume_rate": _option(
+        "float",
+        "5",
+        "0.5",
+        "Tasks that go on each second when a gate has opened, where the gate has no rate of its own.",
+    ),
+    "max_pauses": _option(
+        "integer", "1000", "20", "Pauses without any progress after which a record waits for a person."
+    ),
+    "max_pause": _option(
+        "integer",
+        "604800",
+        "86400",
+        "Seconds for which a record waits for its quota without any progress before it waits for a person.",
+    ),
     "test_deployment": _option(
         "string",
         "",

@@ -29,6 +29,7 @@ from airflow_runguard.core.record import (
     State,
     Verdict,
     Witness,
+    Written,
 )
 from airflow_runguard.core.resp import Redis
 from airflow_runguard.core.rows import outcome_state
@@ -78,6 +79,7 @@ __all__ = [
 log = logging.getLogger("airflow_runguard")
 
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
+NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress: a person decides. Then clear it."
 NO_CALL = "Wrap the request in guard.call(name, fn, …), or say allow_no_call=True."
 
 
@@ -217,8 +219,23 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
 
 
 def _leave_interrupted(writer: Writer, interrupt: Interrupt) -> How:
-    writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
-    return interrupt.how
+    if interrupt.pause is None:
+        writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
+        return interrupt.how
+    waits = Failure(
+        FailureClass.QUOTA, Effect.NOT_APPLIED, pausable=True, resume_after=interrupt.pause, evidence=str(interrupt)
+    )
+    written = writer.settle(Settlement(State.PAUSED, failure=waits, error=str(interrupt))).result()
+    return _paused(written, str(interrupt))
+
+
+def _paused(written: Written, why: str) -> How:
+    """A record that was left to wait for its quota; the ledger says until when, or that it may wait no longer."""
+    if written.state is State.PAUSED and written.resume_at is not None:
+        return Waiting(why, (written.resume_at - written.now).total_seconds())
+    if written.state is State.FAILED:
+        return Ended(f"{why} {NO_MORE_PAUSES}", retry=False)
+    return Waiting(why)
 
 
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
@@ -260,8 +277,8 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT:
         return in_doubt(work.order, said(error), error=error)
-    if written.state is State.PAUSED:
-        return Waiting(f"{work.order.identity} is paused: {failure.evidence if failure else said(error)}.")
+    if failure is not None and failure.pausable and written.state in (State.PAUSED, State.FAILED):
+        return _paused(written, f"{work.order.identity} is paused: {failure.evidence}.")
     if failure is not None and failure.needs_person:
         mend = "It had no effect, and retrying does not mend it: correct it, then clear the task."
         return Ended(f"{said(error)}: {failure.evidence}. {mend}", retry=False, error=error)

@@ -49,6 +49,7 @@ from airflow_runguard.core.rows import (
     clean,
     object_of,
     outcome_parameters,
+    pause_parameters,
     record_of,
     replay_of,
     replay_parameters,
@@ -160,6 +161,7 @@ class Ledger:
             "i_name": [name for name, _ in intents],
             "i_intent": [clean(intent) for _, intent in intents],
             "hand_over": hand_over,
+            **pause_parameters(order),
         }
         parameters.update(outcome_parameters(outcomes))
         parameters.update(settlement_parameters(settlement))
@@ -172,7 +174,16 @@ class Ledger:
             )
         last = rows[-1]
         state = word_of(State, last["state"])
-        return Written(last["verdict"], state, last["at"], last["until"], answers, last["event_id"] or 0)
+        until = last["until"]
+        return Written(
+            last["verdict"],
+            state,
+            last["at"],
+            None if state is State.PAUSED else until,
+            answers,
+            last["event_id"] or 0,
+            until if state is State.PAUSED else None,
+        )
 
     def sweep(self, actor: str, limit: int = 1000) -> list[tuple[Identity, State]]:
         """Settle what died: an open call goes to ``in_doubt``, a record that never called to ``pending``."""
@@ -236,6 +247,72 @@ class Ledger:
     def rename(self, record_id: int, *, namespace: str, key: str, actor: str, reason: str) -> str:
         """Give a finished or untouched record another name."""
         return self._word("rename", record_id=record_id, namespace=namespace, key=key, actor=actor, reason=reason)
+
+    def bypass(
+        self, identity: Identity, *, result: bytes | None, reference: str | None, actor: str, reason: str
+    ) -> str:
+        """Book work that was done by hand. Answers ``ok``, or the state that the record is in instead."""
+        return self._word(
+            "bypass",
+            deployment=identity.deployment,
+            namespace=identity.namespace,
+            key=identity.key,
+            result=result,
+            reference=reference,
+            actor=actor,
+            reason=reason,
+        )
+
+    def resume_now(self, record_id: int, *, actor: str, reason: str, seen_fence: int | None = None) -> str:
+        """Let one paused record go on at once, if its gate lets it."""
+        return self._word("resume_now", record_id=record_id, seen_fence=seen_fence, actor=actor, reason=reason)
+
+    # -- gates and freezes -------------------------------------------------------------------------------------------
+
+    def close_gate(self, gate: str, *, until: datetime, rate: float, actor: str, reason: str) -> str:
+        """:param rate: slots a second for those that wait, where the gate has no rate of its own."""
+        return self._word(
+            "close_gate", deployment=self.deployment, gate=gate, until=until, rate=rate, actor=actor, reason=reason
+        )
+
+    def open_gate(self, gate: str, *, rate: float, actor: str, reason: str) -> str:
+        """Those that wait go on from now, paced; an answer from before this closes the gate no more."""
+        return self._word(
+            "open_gate", deployment=self.deployment, gate=gate, default_rate=rate, actor=actor, reason=reason
+        )
+
+    def set_rate(self, gate: str, *, rate: float | None, default: float, actor: str, reason: str) -> str:
+        """:param rate: slots a second; ``None`` = the default again."""
+        return self._word(
+            "set_rate",
+            deployment=self.deployment,
+            gate=gate,
+            rate=rate,
+            default_rate=default,
+            actor=actor,
+            reason=reason,
+        )
+
+    def gates(self, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        return self._all("gates", {"deployment": self.deployment, "gate": gate})
+
+    def freeze(self, scope: str, value: str = "", *, actor: str, reason: str) -> str:
+        """No new call starts: scope ``all``, ``dag_id``, ``namespace`` or ``key_prefix``."""
+        return self._word("freeze", deployment=self.deployment, scope=scope, value=value, actor=actor, reason=reason)
+
+    def thaw(self, scope: str, value: str = "", *, actor: str, reason: str) -> str:
+        return self._word("thaw", deployment=self.deployment, scope=scope, value=value, actor=actor, reason=reason)
+
+    def freezes(self, *, thawed: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Those in force; with ``thawed`` also those that were."""
+        return self._all("freezes", {"deployment": self.deployment, "all": thawed})
+
+    def claim_notice(self, record_id: int, generation: int, kind: str, *, actor: str) -> bool:
+        """Whether the caller is the one that tells people of this (once per record, generation and kind)."""
+        row = self._one(
+            "claim_notice", {"record_id": record_id, "generation": generation, "kind": kind, "actor": actor}
+        )
+        return bool(row["mine"])
 
     # -- the ledger itself -------------------------------------------------------------------------------------------
 

@@ -131,12 +131,17 @@ How = Done | Waiting | Ended | Passed
 
 
 class Interrupt(BaseException):
-    """A call may not be made: the body ends here. Derives from ``BaseException`` so that no body goes on by mistake."""
+    """A call may not be made: the body ends here. Derives from ``BaseException`` so that no body goes on by mistake.
 
-    def __init__(self, how: Waiting | Ended) -> None:
+    :param pause: seconds for which the record is paused, where waiting for its quota is the reason.
+    """
+
+    def __init__(self, how: Waiting | Ended, pause: float | None = None) -> None:
         super().__init__(how.reason if isinstance(how, Waiting) else how.message)
-        self.how = how
+        self.how, self.pause = how, pause
 
+
+THAW = "`airflow runguard thaw … --reason …` lets it go on."
 
 # -- what is said ------------------------------------------------------------------------------------------------------
 
@@ -156,6 +161,8 @@ def refusal(claim: Claim, work: Work) -> How:
             )
         case Verdict.PAUSED:
             return Waiting(f"{name} is paused until {until}.", left)
+        case Verdict.FROZEN:
+            return Waiting(f"{name} waits: {claim.reason}. No call was made. {THAW}")
         case Verdict.IN_DOUBT:
             # Where repeating was declared safe, this answer means that it no longer is: a person decides.
             on_doubt = "reconcile" if work.order.on_doubt == "reconcile" else "ask"
@@ -189,6 +196,11 @@ def _refused(claim: Claim) -> str:
             f"{name} was begun when the task was cut into other calls (one body, or guard.call by name), some of which "
             "happened or may have; this code would repeat them. No call was made. Bring the calls back as they were, "
             f"or decide about what happened: `airflow runguard explain '{name}'`."
+        )
+    if claim.reason == "pauses":
+        return (
+            f"{name} waited for its quota as often, or as long, as it may, without any progress. No call was made. "
+            "Raise the allowance at the vendor (or max_pause), then clear the task."
         )
     if claim.reason == "poison":
         return (

@@ -96,6 +96,8 @@ create or replace function runguard.claim(
     p_nonce text, p_ti_id text, p_dag_id text, p_task_id text, p_run_id text, p_try_number integer, p_map_index integer,
     p_host text, p_pid integer, p_actor text, p_run_at timestamptz,
     p_lease interval, p_max_hold interval, p_max_claims integer, p_max_call_time interval, p_key_lifetime interval,
+    p_gate text, p_rate double precision, p_max_pauses integer, p_max_pause interval,
+    p_partition text, p_amount numeric, p_currency text,
     out verdict text, out reason text, out now timestamptz, out record_id bigint, out generation integer,
     out fence bigint, out attempt integer, out until timestamptz, out holder text, out store_result text,
     out result bytea, out result_missing text, out payload_fields text, out reentered boolean
@@ -111,6 +113,8 @@ declare
     reenters boolean;
     expired  boolean;
     resend   boolean;
+    frozen   text;
+    v_slot   timestamptz;
 begin
     perform runguard.pin();
     select * into strict m from runguard.meta;
@@ -119,6 +123,8 @@ begin
         verdict := 'lost_time';
         now := clock_timestamp();
         return;
+    elsif m.freezes > 0 then
+        frozen := runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key);
     end if;
     loop
         if locked then
@@ -130,7 +136,11 @@ begin
         end if;
         now := clock_timestamp();
 
-        if not found then
+        if not found and frozen is not null then
+            verdict := 'frozen';
+            reason := frozen;
+            exit;
+        elsif not found then
             perform runguard.open_for_writing();
             if coalesce(p_run_at, '-infinity') < m.unknown_before then
                 -- Absent, but the ledger lost the time in which it may have been done.
@@ -147,16 +157,29 @@ begin
                 end if;
                 continue;
             end if;
+            if runguard.gate_until(p_deployment, p_gate) is not null then
+                -- Its gate is closed: its line begins here all the same, so that it can wait in the open.
+                insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version,
+                    payload_digest, payload_fields, payload_readable, store_result, ti_id, dag_id, task_id, run_id,
+                    try_number, map_index, gate, partition, amount, currency, digest)
+                values (p_deployment, p_namespace, p_key, 'pending', p_calls, p_on_doubt, p_payload_version,
+                    p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, p_ti_id, p_dag_id, p_task_id,
+                    p_run_id, p_try_number, p_map_index, p_gate, p_partition, p_amount, p_currency, '')
+                on conflict do nothing;
+                continue;
+            end if;
             insert into runguard.record (deployment, namespace, key, state, fence, claims, open_calls,
                 nonce, ti_id, dag_id, task_id, run_id, try_number, map_index, host, pid,
                 claimed_at, lease_until, hold_until, no_later_than, first_intent_at, calls, on_doubt,
-                payload_version, payload_digest, payload_fields, payload_readable, store_result, digest)
+                payload_version, payload_digest, payload_fields, payload_readable, store_result,
+                gate, gate_epoch, partition, amount, currency, digest)
             values (p_deployment, p_namespace, p_key, 'running', 1, 1, (p_calls = 'body')::int,
                 p_nonce, p_ti_id, p_dag_id, p_task_id, p_run_id, p_try_number, p_map_index, p_host, p_pid,
                 now, now + least(p_lease, p_max_hold), now + p_max_hold,
                 case when p_calls = 'body' then now + p_max_call_time end, case when p_calls = 'body' then now end,
                 p_calls, p_on_doubt,
-                p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, '')
+                p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result,
+                p_gate, runguard.gate_epoch(p_deployment, p_gate), p_partition, p_amount, p_currency, '')
             on conflict do nothing returning * into r;
             if not found then
                 continue;                       -- somebody was first: look at what they wrote
@@ -186,6 +209,7 @@ begin
 
         reenters := false;
         expired := false;
+        v_slot := null;
         resend := false;
         verdict := null;
         if r.state = 'done' and r.payload_accepted and r.payload_digest <> p_payload_digest and locked then
@@ -229,6 +253,10 @@ begin
                 holder := runguard.holder_of(r);
             end if;
         end if;
+        if verdict is null and frozen is not null and not reenters then
+            verdict := 'frozen';
+            reason := frozen;
+        end if;
         exit when verdict is not null;
         if not locked then
             locked := true;                     -- it looks claimable: decide again on the newest row
@@ -254,6 +282,27 @@ begin
                   and (k.state in ('started', 'done', 'in_doubt') or k.effect = 'applied')) then
             verdict := 'refused';               -- cut into other calls than before: it would repeat what they have done
             reason := 'calls';
+            exit;
+        elsif not reenters then
+            v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.state = 'paused');
+        end if;
+        if v_slot is not null then              -- its gate is closed, or others are waiting before it
+            if r.state in ('in_doubt', 'running') then
+                verdict := 'paused';            -- what is unknown stays where it is; the caller waits
+            elsif runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
+                r := runguard.spend(r, p_actor, runguard.why_closed(p_deployment, p_gate));
+                verdict := 'refused';
+                reason := 'pauses';
+            else
+                update runguard.record k set state = 'paused', resume_at = v_slot, failure_class = 'quota',
+                       effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
+                       ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id, try_number = p_try_number,
+                       map_index = p_map_index, gate = p_gate, error = runguard.why_closed(p_deployment, p_gate)
+                 where k.id = r.id returning * into r;
+                perform runguard.book(r, 'paused', p_actor, r.error);
+                verdict := 'paused';
+            end if;
+            until := v_slot;
             exit;
         elsif not reenters and r.claims >= p_max_claims then
             if r.state = 'in_doubt' then
@@ -292,6 +341,8 @@ begin
                calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
                payload_version = p_payload_version, payload_digest = p_payload_digest,
                payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false,
+               gate = p_gate, gate_epoch = runguard.gate_epoch(p_deployment, p_gate),
+               partition = p_partition, amount = p_amount, currency = p_currency,
                open_calls = case when reenters then k.open_calls when p_calls = 'body' then 1 else 0 end,
                no_later_than = case when p_calls = 'body' then greatest(k.no_later_than, now + p_max_call_time)
                                     else k.no_later_than end,
