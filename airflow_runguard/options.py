@@ -143,7 +143,7 @@ class Guard:
                 continue
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 10**9:
                 raise PlanningError(
-                    f"{name}={value!r} must be positive and below 10^9 (seconds or a timedelta; max_claims, max_pauses: a number)."
+                    f"{name}={value!r} must be positive and below 10^9 (seconds or a timedelta; a number)."
                 )
 
     def __repr__(self) -> str:
