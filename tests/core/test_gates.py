@@ -225,7 +225,8 @@ def test_p12_frozen_means_that_nothing_starts_and_that_replays_go_on(ledger: Led
     assert claim.verdict is Verdict.FROZEN
     assert "ann" in claim.reason
     assert "something is wrong" in claim.reason
-    assert ledger.get(order("new").identity) is None
+    assert state_of(ledger, order("new")) is State.PENDING
+    assert ledger.calls(claim.record_id) == []
     assert ledger.claim(order("done"), engine.holder()).verdict is Verdict.REPLAY
     assert ledger.thaw("all", actor="bob", reason="found it") == "ok"
     assert ledger.thaw("all", actor="bob", reason="again") == "missing"
