@@ -51,8 +51,8 @@ class Behaviour:
     (answer ``status``, ``headers``, ``body``; having ``charged`` or not) · ``drop`` (charge, then close the connection
     without an answer) · ``drop_before`` (close it without charging) · ``wall`` (for ``seconds`` from the first
     request on, answer each with 429 and how long is left; then as if it had never been there). ``gate_before`` names a
-    gate that holds the request before it charges, ``gate`` one that holds the answer; ``{"release": name}`` opens them. ``saved``: whether
-    a ``status`` answer is kept under the idempotency key; default: 402 is.
+    gate that holds the request before it charges, ``gate`` one that holds the answer; ``{"release": name}`` opens them.
+    ``saved``: whether a ``status`` answer is kept under the idempotency key; default: 402 is.
     """
 
     then: str = "ok"
