@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
@@ -30,6 +31,7 @@ _ROOMS = {
     "RunGuardError": "core.errors",
     "RunGuardNotifier": "notices",
     "StillUnknown": "core.guard",
+    "SweepOperator": "upkeep",
     "current_guard": "core.guard",
     "guarded": "operators",
     "guarded_task": "decorators",
@@ -47,6 +49,7 @@ __all__ = [
     "RunGuardError",
     "RunGuardNotifier",
     "StillUnknown",
+    "SweepOperator",
     "current_guard",
     "guarded",
     "guarded_task",
