@@ -162,7 +162,8 @@ def test_p08_the_outcome_that_a_holder_of_a_broken_record_brings_is_kept_as_evid
 
 
 def test_p08_broken_records_do_not_keep_the_sweep_from_the_others(ledger: Ledger, sql: SQL) -> None:
-    sql.execute("update runguard.record set lease_until = clock_timestamp() where state = 'running'")
+    left = "update runguard.record r set lease_until = clock_timestamp() where state = 'running' and runguard.broken(r) = ''"
+    sql.execute(left)
     ledger.sweep("sweep")  # what other tests left
     first, second = (bring(ledger, State.RUNNING, engine.order(fresh())) for _ in range(2))
     harm(sql, first.id, Damage("", State.RUNNING, "digest = '', lease_until = now()", ""))
