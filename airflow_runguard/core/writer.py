@@ -130,7 +130,9 @@ class Writer:
         self._open: set[str] = set()
         self._lease_ends = 0.0
         self._renew_at = 0.0
-        self._serving = threading.Lock()
+        self._serving, self._coming = threading.Lock(), False
+        self._last: Answer[Any] = Answer()
+        self._last.say(None)
 
     def claim(self) -> Claim:
         """Enter, on the caller's thread: most answers are refusals and replays, which need no other. With a verdict of
@@ -174,12 +176,13 @@ class Writer:
     def may_call(self) -> bool:
         """Whether a call may start *now*: not told to stop, and the lease runs by this machine's ``CLOCK_BOOTTIME``,
         which counts suspends, so that a process that slept past its lease knows."""
-        return self._held and not self._stop.is_set() and _clock() < self._lease_ends
+        return self._held and not self._over and not self._stop.is_set() and _clock() < self._lease_ends
 
     def close(self) -> None:
         """All that was asked for is written, or was given up with its error; the lease is not renewed any more."""
-        if not self._jobs.empty() or self._serving.locked():
-            self.do(self._let_go).result()
+        self._over = True
+        if self._held or not self._last.said:
+            self.do(lambda: None).result()  # wakes the thread, and comes after all else
 
     def _put(self, job: _Job) -> Answer[Any]:
         """Ask, and see to it that somebody serves.
@@ -190,16 +193,23 @@ class Writer:
         ``threading.Thread.start`` would wait for the thread under a lock that a signal can leave locked or released
         twice; this start is one step. A thread of the body that outlives the body is served like anybody.
         """
+        self._last = job.answer
         self._jobs.put(job)
-        if not self._serving.locked():
-            _thread.start_new_thread(self._serve, ())
+        if not self._coming and not self._serving.locked():
+            try:
+                self._coming = True
+                _thread.start_new_thread(self._serve, ())
+            except BaseException:
+                self._coming = False
+                raise
         return job.answer
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Answer until nothing is asked and no lease is held. Who asks looks at ``_serving`` after asking, and this
-        looks for questions after letting go of it: no question falls between the two."""
+        """Answer until nothing is asked and no lease is held. Who asks looks after asking whether somebody comes or
+        serves, and this looks for questions after taking either back: no question falls between the two."""
+        self._coming = False
         while not self._jobs.empty() and self._serving.acquire(blocking=False):
             try:
                 self._loop()
@@ -208,7 +218,7 @@ class Writer:
 
     def _loop(self) -> None:
         while True:
-            job = self._next(wait=self._held)
+            job = self._next(wait=self._held and not self._over)
             group: list[_Job] = []
             while job is not None and (job.outcome or job.intent):
                 group.append(job)
@@ -217,7 +227,7 @@ class Writer:
                 self._write_group(group)
             if job is not None and job.run is not None:
                 job.answer_with(job.run)
-            elif not group and self._held:
+            elif not group and self._held and not self._over:
                 self._renew()
             elif not group:
                 return
@@ -228,9 +238,6 @@ class Writer:
             return self._jobs.get(wait, max(0.001, self._renew_at - _clock()) if wait else None)
         except queue.Empty:
             return None
-
-    def _let_go(self) -> None:
-        self._held, self._over = False, True
 
     def _renew(self) -> None:
         try:
@@ -252,7 +259,7 @@ class Writer:
 
     def _believe(self, sent: float, now: datetime, until: datetime | None) -> None:
         """The lease, carried over to this machine's clock: counted from before the question, so never too long."""
-        self._held = until is not None and not self._over
+        self._held = until is not None
         self._lease_ends = sent + ((until - now).total_seconds() if until else 0.0)
         self._renew_at = sent + self.order.lease / 3
 

@@ -148,6 +148,19 @@ end $$;
 create or replace trigger check_record before insert or update on runguard.record
     for each row execute function runguard.check_record();
 
+create or replace function runguard.check_call() returns trigger language plpgsql as $$
+begin
+    if (case new.state when 'started' then new.intent_at is not null and new.no_later_than is not null
+                       when 'in_doubt' then new.first_unknown_at is not null
+                       else new.state in ('pending', 'done', 'failed', 'paused') end) is not true then
+        raise exception 'call % of record %: its columns contradict its state %', new.name, new.record_id, new.state
+            using errcode = 'check_violation';
+    end if;
+    return new;
+end $$;
+create or replace trigger check_call before insert or update on runguard.call
+    for each row execute function runguard.check_call();
+
 -- Books an event in the transaction of the change it tells of; answers its number.
 create or replace function runguard.book(
     r runguard.record, p_kind text, p_actor text, p_reason text default '', p_detail text default '{}', p_mark text default null

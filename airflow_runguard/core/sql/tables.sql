@@ -1,4 +1,4 @@
--- The ledger's tables. What must never be true of a record, or happen to it, its trigger refuses (rules.sql): PostgreSQL
+-- The ledger's tables. What must never be true of a line, or happen to it, a trigger refuses (rules.sql): PostgreSQL
 -- parses a CHECK anew for every statement, and these would cost a fifth of a guarded call.
 -- Times are the database's clock_timestamp(), never a worker's; now() stands still while a statement waits for a lock.
 
@@ -110,9 +110,7 @@ create table runguard.call (
     result           bytea,
     result_digest    bytea,
     result_missing   text,
-    primary key (record_id, generation, name),
-    constraint possible check (case state when 'started' then intent_at is not null and no_later_than is not null
-        when 'in_doubt' then first_unknown_at is not null else state in ('pending', 'done', 'failed', 'paused') end)
+    primary key (record_id, generation, name)
 ) with (fillfactor = 70);
 
 -- Append-only: what happened, when, by whom, why.
