@@ -1,0 +1,430 @@
+"""What a vendor's answer says, read from whatever carries it: status, headers, codes, message, host.
+
+Takes an exception, a response object or a plain parsed body. Facts only, bounded, and never through a method that could
+go to the network: a body that was not read yet stays unread. What the facts mean is said by the rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow_runguard.core.failures.reading import http_status, integer, item, read, response_status, text
+from airflow_runguard.core.failures.rule import fold
+
+MAX_BODY = 256 * 1024
+"""Bytes of a body that are parsed; of a larger one nothing, since half a document proves nothing."""
+MAX_TEXT = 4_000
+MAX_HEADERS = 200
+MAX_NODES = 400
+
+
+@dataclass(slots=True)
+class Answer:
+    """:param parts: the parsed documents that the answer was read from. :param message: the vendor's own sentences."""
+
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    codes: frozenset[str] = frozenset()
+    message: str = ""
+    host: str = ""
+    parts: tuple[Any, ...] = ()
+
+
+def answer_of(error: object, types: frozenset[str]) -> Answer:
+    """Read an exception or a response object."""
+    response = read(error, "response")
+    headers = _headers(error, response)
+    status = _status(error, response, types)
+    parts = [part for raw in _raw(error, response) for part in _parsed(raw)]
+    if status is None and not parts and not headers and type(error).__module__ == "builtins":
+        return Answer()
+    said = _Said()
+    for part in parts:
+        said.take(part)
+    said.attributes(error)
+    said.errortype(headers)
+    if not said.messages:
+        said.messages.append(_plain(error, response))
+    return Answer(
+        status if status is not None or not said.grpc else _GRPC_AS_HTTP.get(said.grpc),
+        headers,
+        frozenset(said.codes),
+        "\n".join(said.messages)[:MAX_TEXT],
+        _host(error, response),
+        tuple(parts),
+    )
+
+
+def answer_in(body: object, status: int | None = None, headers: Mapping[str, str] | None = None) -> Answer:
+    """Read a parsed body that came with a success, or one item of a bulk answer."""
+    said = _Said()
+    said.take(body)
+    own = _inner_status(body)
+    return Answer(
+        own if own is not None else status,
+        headers or {},
+        frozenset(said.codes),
+        "\n".join(said.messages)[:MAX_TEXT],
+        "",
+        (body,),
+    )
+
+
+# -- the status --------------------------------------------------------------------------------------------------------
+
+# https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
+_GRPC_AS_HTTP: Mapping[str, int] = {
+    "CANCELLED": 499,
+    "UNKNOWN": 500,
+    "INVALID_ARGUMENT": 400,
+    "DEADLINE_EXCEEDED": 504,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "PERMISSION_DENIED": 403,
+    "UNAUTHENTICATED": 401,
+    "RESOURCE_EXHAUSTED": 429,
+    "FAILED_PRECONDITION": 400,
+    "ABORTED": 409,
+    "OUT_OF_RANGE": 400,
+    "UNIMPLEMENTED": 501,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DATA_LOSS": 500,
+}
+
+# The Databricks SDK keeps the status in the class only. https://github.com/databricks/databricks-sdk-py, errors/platform.py
+_CLASS_AS_HTTP: Mapping[str, int] = {
+    "databricks.BadRequest": 400,
+    "databricks.Unauthenticated": 401,
+    "databricks.PermissionDenied": 403,
+    "databricks.NotFound": 404,
+    "databricks.ResourceConflict": 409,
+    "databricks.TooManyRequests": 429,
+    "databricks.Cancelled": 499,
+    "databricks.InternalError": 500,
+    "databricks.NotImplemented": 501,
+    "databricks.TemporarilyUnavailable": 503,
+    "databricks.DeadlineExceeded": 504,
+}
+_STATUS_NAMES = ("status_code", "http_status", "status", "response_status_code", "_http_status")
+# ``code`` is a status in these packages; elsewhere it may be anything (an exit code, a driver's number).
+_CODE_IS_STATUS = frozenset({"google", "urllib", "tornado", "twilio", "werkzeug"})
+
+# Sentences that a client library, and nobody else, makes of a status. Whole or after the caller's own words and ": ".
+_STATUS_TEXT = re.compile(
+    r"(?:^|: )(?:"
+    r"([45]\d\d):\S"  # Airflow's HttpHook: 429:Too Many Requests
+    r"|([45]\d\d) (?:Client|Server) Error: "  # requests
+    r"|(?:Client|Server) error '([45]\d\d) "  # httpx
+    r"|HTTP Error ([45]\d\d): "  # urllib
+    r"|Error code: ([45]\d\d) - "  # openai, anthropic
+    r"|([45]\d\d), message="  # aiohttp
+    r"|<HttpError ([45]\d\d) when requesting "  # googleapiclient
+    r"|too many ([45]\d\d) error responses"  # urllib3
+    r")|, Status Code: ([45]\d\d)$"  # Airflow's Databricks hook
+)
+# Whose text may be all that is left of an answer.
+_TOLD_IN_TEXT = frozenset({"airflow.AirflowException", "urllib3.ResponseError", "airflow_runguard.FromText"})
+
+
+def status_in_text(message: str) -> int | None:
+    found = _STATUS_TEXT.search(message[:MAX_TEXT])
+    return http_status(int(next(filter(None, found.groups())))) if found else None
+
+
+def _status(error: object, response: object, types: frozenset[str]) -> int | None:
+    """The HTTP status that the error carries (a gRPC code as the one it maps to)."""
+    if response is not None:
+        # Not "if response": requests calls a response with an error status false.
+        status = response_status(response)
+        if status is None:
+            status = http_status(item(item(response, "ResponseMetadata"), "HTTPStatusCode"))
+        if status is not None:
+            return status
+    if not types.isdisjoint(_TOLD_IN_TEXT):
+        # AirflowException's own status_code (500, or 404 for a missing Connection) is what Airflow's API would answer.
+        return status_in_text(text(error))
+    for name in _STATUS_NAMES:
+        status = http_status(read(error, name))
+        if status is not None:
+            return status
+    status = response_status(read(error, "resp")) or response_status(read(error, "meta"))
+    if status is not None:
+        return status
+    if "grpc.RpcError" in types:
+        return _grpc_status(error)
+    if not _CODE_IS_STATUS.isdisjoint(packages(types)):
+        return http_status(read(error, "code"))
+    return next((_CLASS_AS_HTTP[name] for name in types & _CLASS_AS_HTTP.keys()), None)
+
+
+def _grpc_status(error: object) -> int | None:
+    try:
+        name, details = error.code().name, text(error.details())  # type: ignore[attr-defined]
+    except Exception:
+        return None
+    # Said by the client of an *answer* that is too big: the work was done.
+    if "larger than max" in details:
+        return None
+    return _GRPC_AS_HTTP.get(name)
+
+
+def _inner_status(body: object) -> int | None:
+    """An error status that a body names: ``{"status": 429}``, ``{"error": {"code": 429}}``."""
+    for place in (body, item(body, "error"), item(body, "Error")):
+        for name in ("status", "code", "statusCode", "status_code", "httpStatusCode"):
+            number = http_status(item(place, name)) if isinstance(place, Mapping) else None
+            if number is not None:
+                return number
+    return None
+
+
+@lru_cache(maxsize=1_024)
+def packages(types: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in types) - {"builtins"}
+
+
+# -- headers and host --------------------------------------------------------------------------------------------------
+
+
+def _headers(error: object, response: object) -> dict[str, str]:
+    """All headers of the answer under lower-case names; the response's own win."""
+    found: dict[str, str] = {}
+    for source in (
+        read(response, "headers"),
+        item(item(response, "ResponseMetadata"), "HTTPHeaders"),
+        read(error, "headers"),
+        read(error, "meta", "headers"),
+        read(error, "resp"),
+        read(error, "response_headers"),
+        read(error, "_http_headers"),
+    ):
+        if source is not None and not isinstance(source, str | bytes):
+            for name, value in pairs(source):
+                found.setdefault(name, value)
+    return found
+
+
+def pairs(headers: object) -> Iterator[tuple[str, str]]:
+    try:
+        listed = list(islice(headers.items(), MAX_HEADERS))  # type: ignore[attr-defined]
+    except Exception:
+        return
+    for entry in listed:
+        if isinstance(entry, tuple) and len(entry) == 2:
+            name, value = (part.decode("latin-1") if isinstance(part, bytes) else part for part in entry)
+            if isinstance(name, str) and isinstance(value, str | int | float):
+                yield str.lower(name), text(value)[:MAX_TEXT].strip()
+
+
+def _host(error: object, response: object) -> str:
+    for place in (
+        (response, "url"),
+        (response, "request", "url"),
+        (error, "request", "url"),
+        (error, "uri"),
+        (error, "url"),
+    ):
+        where = read(*place)
+        if where is not None and not isinstance(where, bytes):
+            try:
+                host = urlsplit(text(where)[:2_000]).hostname
+            except ValueError:
+                continue
+            if host:
+                return host
+    host = read(error, "request_info", "real_url", "host")
+    return host if isinstance(host, str) else ""
+
+
+# -- the body ----------------------------------------------------------------------------------------------------------
+
+
+def _raw(error: object, response: object) -> Iterator[Any]:
+    """Wherever clients keep a body, as bytes, text or parsed. Never a property that would read from the network."""
+    yield read(response, "_content")  # requests and httpx: what was read already
+    yield read(response, "data")  # slack_sdk
+    if isinstance(response, Mapping):  # botocore
+        yield response
+    for name in ("body", "json_body", "http_body", "_body", "content", "data", "details", "error_details", "errors"):
+        yield read(error, name)
+    yield read(error, "_content")
+    if not isinstance(error, type):
+        for argument in read(error, "args") or ():
+            if isinstance(argument, Mapping | list):
+                yield argument
+
+
+def _parsed(raw: object) -> Iterator[Any]:
+    """The document in a raw body; also each of a short list of documents."""
+    if isinstance(raw, Mapping):
+        yield raw
+    elif isinstance(raw, list | tuple):
+        if any(isinstance(entry, Mapping) for entry in raw[:MAX_NODES]):
+            yield raw
+    elif isinstance(raw, bytes | bytearray | str) and 1 < len(raw) <= MAX_BODY:
+        document = parsed_text(raw)
+        if document is not None:
+            yield document
+
+
+def parsed_text(raw: bytes | bytearray | str) -> Any:
+    """JSON, or an XML error's codes as a document; ``None`` for anything else."""
+    try:
+        content = raw.decode("utf-8") if isinstance(raw, bytes | bytearray) else str.__str__(raw)
+        start = content.lstrip("\ufeff \r\n\t")
+        if start[:1] in ("{", "["):
+            return json.loads(start)
+        if start[:1] == "<" and not start[:15].lower().startswith(("<!doctype html", "<html")):
+            return _xml(start[:MAX_TEXT])
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+_XML = re.compile(r"<(?:\w+:)?(code|exceptionCode|faultcode|message|exceptionMessage|faultstring)>([^<]{1,500})<", re.I)
+
+
+def _xml(content: str) -> dict[str, Any] | None:
+    """The error of an XML answer (AWS, Azure Storage, SOAP), without a parser that an attacker could feed."""
+    found = {"code": "", "message": ""}
+    for name, value in _XML.findall(content):
+        kind = "code" if name.lower() in ("code", "exceptioncode", "faultcode") else "message"
+        found[kind] = found[kind] or value.rpartition(":")[2] if kind == "code" else found[kind] or value
+    return found if found["code"] else None
+
+
+# Where errors name their codes, and what they wrap them in. Everything else in a body may be the user's own text.
+_CODE_FIELDS = frozenset(
+    ["code", "type", "reason", "status", "error", "error_code", "errorcode", "error_type", "errortype", "error_subcode", "__type", "statuscode", "category", "policyname", "subcategory", "domain", "decline_code", "status_code", "substatus", "sqlstate", "errorclass", "quotaerror", "classification", "subcode"]
+)
+_MESSAGE_FIELDS = frozenset(
+    ["message", "error_description", "description", "detail", "title", "msg", "error", "errormessage", "error_message", "quotaid", "quota_limit", "quota_unit", "quotalimit"]
+)
+_WRAPPERS = frozenset(
+    ["error", "errors", "details", "detail", "extensions", "fault", "innererror", "root_cause", "caused_by", "failed_shards", "failures", "parameters", "violations", "metadata", "errorcode", "cancellationreasons", "errordetails", "error_data", "exception", "quota_error_details", "meta", "body", "response"]
+)
+_CODE = re.compile(r"[\w.:/#-]{1,120}")
+
+
+class _Said:
+    """The codes and sentences of a document, from the fields where vendors put them."""
+
+    def __init__(self) -> None:
+        self.codes: set[str] = set()
+        self.messages: list[str] = []
+        self.grpc = ""
+        self.nodes = 0
+
+    def take(self, part: Any, depth: int = 0) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or depth > 6:
+            return
+        if isinstance(part, list | tuple):
+            for entry in part[:50]:
+                self.take(entry, depth + 1)
+            return
+        if not isinstance(part, Mapping):
+            return
+        try:
+            entries = list(islice(part.items(), MAX_NODES))
+        except Exception:
+            return
+        for key, value in entries:
+            if not isinstance(key, str):
+                continue
+            name = str.lower(key)
+            if isinstance(value, str | int):
+                if name in _CODE_FIELDS:
+                    self.code(name, value)
+                if (name in _MESSAGE_FIELDS and isinstance(value, str)) or (name == "errors" and isinstance(value, str)):
+                    self.message(value)
+                elif name.endswith("error") and depth and isinstance(value, str):
+                    self.code(name, value)  # Google Ads: {"errorCode": {"quotaError": "RESOURCE_EXHAUSTED"}}
+            elif name in _WRAPPERS:
+                self.take(value, depth + 1)
+                if name in ("error", "errors") and isinstance(value, list):
+                    for entry in value[:50]:
+                        if isinstance(entry, str):
+                            self.message(entry)
+
+    def code(self, name: str, value: str | int) -> None:
+        if isinstance(value, bool):
+            return
+        if isinstance(value, int) or value.isdecimal():
+            number = integer(value)
+            if number is not None:
+                self.codes.add(f"{fold(name)}={number}")
+        elif _CODE.fullmatch(value):
+            if value in _GRPC_AS_HTTP and not self.grpc:
+                self.grpc = value
+            # com.amazonaws.dynamodb.v20120810#ThrottlingException · ThrottlingException:http://…
+            word = fold(value.rpartition("#")[2].partition(":http")[0])
+            self.codes.add(word)
+            if name in ("policyname", "category"):
+                self.codes.add(f"{name}={word}")
+
+    def message(self, value: str) -> None:
+        if len(self.messages) < 20 and value:
+            self.messages.append(value[:MAX_TEXT])
+
+    def attributes(self, error: object) -> None:
+        """Codes that clients keep beside the body, or instead of it."""
+        for name in ("code", "type", "error_code", "errno", "sqlstate", "pgcode", "reason", "status"):
+            value = read(error, name)
+            if isinstance(value, str | int):
+                self.code(name, value)
+        operation = read(error, "operation_name")
+        if isinstance(operation, str):
+            self.codes.add(f"operation={fold(operation[:120])}")
+        first = next(iter(read(error, "args") or ()), None) if isinstance(error, BaseException) else None
+        if isinstance(first, int):
+            self.code("errno", first)
+        quota = read(error, "failure", "errors")  # Google Ads: a protobuf list
+        if quota is not None:
+            try:
+                for one in islice(quota, 20):
+                    name = read(one, "error_code", "quota_error", "name")
+                    if isinstance(name, str) and name not in ("UNSPECIFIED", "UNKNOWN"):
+                        self.codes.add(fold("quotaerror" + name))
+            except Exception:
+                return
+
+    def errortype(self, headers: Mapping[str, str]) -> None:
+        for name in ("x-amzn-errortype", "x-ms-error-code"):
+            if headers.get(name):
+                self.code("code", headers[name].partition(":")[0])
+        if headers.get("x-should-retry", "").lower() == "false":
+            self.codes.add(fold("x-should-retry=false"))
+
+
+def _plain(error: object, response: object) -> str:
+    """The message where no document has one: a body that is plain text, else the error's own words. Never a page."""
+    raw = read(response, "_content")
+    if isinstance(raw, bytes) and 0 < len(raw) <= MAX_BODY:
+        content = raw[:MAX_TEXT].decode("utf-8", "replace")
+    elif isinstance(error, BaseException):
+        content = text(error)[:MAX_TEXT]
+    else:
+        return ""
+    return "" if content.lstrip()[:1] == "<" and "<HttpError" not in content[:20] else content
+
+
+_REPR = re.compile(r"Error code: \d{3} - (\{.*\})", re.DOTALL)
+
+
+def document_in_text(message: str) -> Any:
+    """The body that openai and anthropic print into their message, for where the text is all that is left."""
+    found = _REPR.search(message[:MAX_BODY])
+    try:
+        return ast.literal_eval(found[1]) if found else None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
