@@ -1,10 +1,11 @@
 """The one classifier: what an error or an answer means, and what it says about the effect.
 
 Nothing else in this package looks for a status code, the word "quota" or a vendor's code. ``rule.py`` is the form of a
-rule, ``families/`` holds the rules as data, a file a vendor, and ``book.py`` finds the one that counts. ``evidence.py``
-walks exceptions, ``answer.py`` reads one answer, ``waits.py`` how long it asks to wait, ``attempts.py`` what the client
-did before, ``results.py`` values that look like a success. Kept here: the law that combines what single errors say. Of a
-write, ``not_applied`` is said only if every attempt that the client made is proven not to have had an effect.
+rule, ``families/`` holds the rules as data, a file a vendor, and ``book.py`` finds the one that counts.
+``evidence.py`` walks exceptions, ``answer.py`` reads one answer, ``waits.py`` how long it asks to wait, ``attempts.py``
+what the client did before, ``results.py`` values that look like a success. Kept here: the law that combines what single
+errors say. Of a write, ``not_applied`` is said only if every attempt that the client made is proven not to have had an
+effect.
 """
 
 from __future__ import annotations
@@ -75,10 +76,11 @@ def classify_result(
     """Say what is wrong with a value that came back like a success; ``None`` where nothing is. Never raises.
 
     Finds errors inside HTTP 200 (GraphQL, bulk answers, ``$batch``, unprocessed items), a response that was not
-    checked, an exception that was returned, and an empty result. Of a bulk answer of which a part was done, the effect is
-    ``unknown`` for the whole; ask it of each item to settle them one by one.
+    checked, an exception that was returned, and an empty result. Of a bulk answer of which a part was done, the effect
+    is ``unknown`` for the whole; ask it of each item to settle them one by one.
 
-    :param may_be_empty: ``None``, ``""``, ``[]`` and ``{}`` are results as good as others. ``0`` and ``False`` always are.
+    :param may_be_empty: ``None``, ``""``, ``[]`` and ``{}`` are results as good as others; ``0`` and ``False`` always
+        are.
     """
     try:
         book = with_rules(tuple(rules)) if rules else installed()
@@ -116,7 +118,8 @@ class _Case:
     def __init__(self, error: BaseException, book: Book, now: datetime | None) -> None:
         self.book = book
         self.sightings, self.complete = evidence.walk(error)
-        self.waits = {s: _wait_of(s.answer, s.error, now) for s in self.sightings}
+        self.now = now
+        self.waits: dict[Sighting, float | None] = {}
         self.rules = self._rules()
         self.voice = self._voice()
 
@@ -132,15 +135,22 @@ class _Case:
             )
         rule = self.rules[voice]
         doubts: list[str] = []
-        # The author who raises NotApplied vouches for everything before it; found further in, it is one voice of several.
+        # The author who raises NotApplied vouches for everything before it; further in, it is one voice of several.
         if not (voice is outermost and "airflow_runguard.NotApplied" in outermost.types):
             doubts = self._doubts(voice)
-        return Decision(_judge(rule, voice.label, self._wait(voice), doubts, writes), rule)
+        wait = self._wait(voice) if rule.pausable else None
+        return Decision(_judge(rule, voice.label, wait, doubts, writes), rule)
 
     def _first(self, sighting: Sighting) -> Rule | None:
-        answer = sighting.answer
-        told = self.waits[sighting] is not None or is_exhausted(answer.headers)
-        return self.book.first(sighting.types, answer, told=told)
+        def told() -> bool:
+            return self._waits(sighting) is not None or is_exhausted(sighting.answer.headers)
+
+        return self.book.first(sighting.types, sighting.answer, told)
+
+    def _waits(self, sighting: Sighting) -> float | None:
+        if sighting not in self.waits:
+            self.waits[sighting] = wait_seconds(sighting.answer, sighting.have, self.now)
+        return self.waits[sighting]
 
     def _rules(self) -> dict[Sighting, Rule]:
         """Which rule each error falls under; errors that another one explains are left out."""
@@ -168,7 +178,7 @@ class _Case:
         return rules
 
     def _voice(self) -> Sighting | None:
-        """The error whose rule names the failure: the outermost that speaks for the whole, else the outermost at all."""
+        """The error whose rule names the failure: the outermost that speaks for the whole, else the outermost."""
         speaking = [sighting for sighting in self.sightings if sighting in self.rules]
         first = speaking[0] if speaking else None
         return next((sighting for sighting in speaking if sighting.spoken_for), first)
@@ -187,7 +197,7 @@ class _Case:
                 doubts.append(f"{_PLACE[sighting.via]} {sighting.label}, which no rule knows")
             doubts.extend(sighting.attempts.unproven)
             for status in sighting.attempts.statuses:
-                answered = self.book.first(frozenset(), Answer(status), told=False)
+                answered = self.book.first(frozenset(), Answer(status))
                 if answered is None or answered.effect is not Effect.NOT_APPLIED:
                     doubts.append(f"an earlier attempt or redirect was answered with HTTP {status}")
         return list(dict.fromkeys(doubts))
@@ -216,7 +226,7 @@ class _Case:
     def _wait(self, voice: Sighting) -> float | None:
         """The vendor's wait: from the voice itself, else from an error around it that carries the same answer."""
         same = (other for other in self.sightings if other.status == voice.status and other is not voice)
-        return next((self.waits[s] for s in (voice, *same) if self.waits[s] is not None), None)
+        return next((wait for s in (voice, *same) if (wait := self._waits(s)) is not None), None)
 
 
 _PLACE = {
@@ -228,16 +238,12 @@ _PLACE = {
 }
 
 
-def _wait_of(answer: Answer, error: object, now: datetime | None) -> float | None:
-    return wait_seconds(answer, error, now) if answer.status is not None or answer.codes or answer.headers else None
-
-
 def _judge(rule: Rule, label: str, wait: float | None, doubts: list[str], writes: bool) -> Failure:
     """One rule's word, and what the doubts leave of it."""
     proven = rule.effect is Effect.NOT_APPLIED and not doubts
     harmless = proven or not writes
-    # A vendor that leaves the effect open and still says when to come back has said that waiting mends it. Whoever acts on
-    # it looks at the effect first; a doubt about other attempts is nothing that waiting mends.
+    # A vendor that leaves the effect open and still says when to come back has said that waiting mends it. Whoever acts
+    # on it looks at the effect first; a doubt about other attempts is nothing that waiting mends.
     waits = rule.pausable and (wait is not None or not rule.when_told)
     pausable = waits and (harmless or (rule.effect is Effect.UNKNOWN and not doubts))
     said = f"{label}: {rule.says} (rule {rule.name})"
@@ -248,7 +254,7 @@ def _judge(rule: Rule, label: str, wait: float | None, doubts: list[str], writes
         rule.failure_class,
         Effect.NOT_APPLIED if harmless else Effect.UNKNOWN,
         pausable=pausable,
-        resume_after=wait if rule.pausable else None,
+        resume_after=wait,
         floor=max(rule.floor or 0.0, MIN_FLOOR) if pausable else None,
         needs_person=rule.needs_person and harmless,
         final=rule.final and proven,
@@ -265,13 +271,14 @@ def _of_result(found: results.Found, book: Book, now: datetime | None) -> Failur
         if fault.error is not None:
             judged.append(_Case(fault.error, book, now).decide(writes=True).failure)
             continue
-        wait = _wait_of(fault.answer, None, now)
-        rule = book.first(frozenset(), fault.answer, told=wait is not None or is_exhausted(fault.answer.headers))
+        wait = wait_seconds(fault.answer, {}, now)
+        told = wait is not None or is_exhausted(fault.answer.headers)
+        rule = book.first(frozenset(), fault.answer, lambda told=told: told)  # type: ignore[misc]
         if rule is None or (rule.statuses and rule.effect is Effect.UNKNOWN and (fault.answer.status or 0) < 400):
             rule = fault.otherwise
         if rule.pausable and fault.never:
             rule = results.NEVER
-        judged.append(_judge(rule, fault.label, wait, [], writes=True))
+        judged.append(_judge(rule, fault.label, wait if rule.pausable else None, [], writes=True))
     return _worst(judged, found)
 
 

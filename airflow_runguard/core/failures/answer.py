@@ -16,7 +16,17 @@ from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
-from airflow_runguard.core.failures.reading import http_status, integer, item, read, response_status, text
+from airflow_runguard.core.failures.reading import (
+    gather,
+    http_status,
+    integer,
+    is_mapping,
+    item,
+    names,
+    read,
+    response_status,
+    text,
+)
 from airflow_runguard.core.failures.rule import fold
 
 MAX_BODY = 256 * 1024
@@ -38,29 +48,52 @@ class Answer:
     parts: tuple[Any, ...] = ()
 
 
-def answer_of(error: object, types: frozenset[str]) -> Answer:
-    """Read an exception or a response object."""
-    response = read(error, "response")
-    headers = _headers(error, response)
-    status = _status(error, response, types)
-    parts = [part for raw in _raw(error, response) for part in _parsed(raw)]
-    if status is None and not parts and not headers and type(error).__module__ == "builtins":
+ERROR = names("""
+    response request resp meta headers response_headers _http_headers status_code http_status status
+    response_status_code _http_status code type error_code errno sqlstate pgcode reason operation_name failure body
+    json_body http_body _body content data details error_details errors _content uri url request_info
+    trailing_metadata retry_after_secs __cause__ __context__ __traceback__ os_error cause orig error inner_exception
+    last_attempt exceptions history
+""")
+"""What is looked for on an error."""
+RESPONSE = names("status_code status headers url request _content data history raw retries")
+"""What is looked for on a response."""
+
+
+def answer_of(
+    error: object, types: frozenset[str], have: Mapping[str, Any], there: Mapping[str, Any] | None = None
+) -> Answer:
+    """Read an exception, or whatever else carries a response.
+
+    :param have: its attributes of :data:`ERROR`. :param there: its response's attributes of :data:`RESPONSE`.
+    """
+    response = have.get("response")
+    if there is None:
+        there = gather(response, RESPONSE) if response is not None else {}
+    headers = _headers(response, there, have)
+    status = _status(error, response, there, types, have)
+    parts = [part for raw in _raw(error, response, there, have) if raw is not None for part in _parsed(raw)]
+    if status is None and not parts and not headers and packages(types) <= _SILENT:
         return Answer()
     said = _Said()
     for part in parts:
         said.take(part)
-    said.attributes(error)
+    said.attributes(error, have)
     said.errortype(headers)
     if not said.messages:
-        said.messages.append(_plain(error, response))
+        said.messages.append(_plain(error, there))
     return Answer(
         status if status is not None or not said.grpc else _GRPC_AS_HTTP.get(said.grpc),
         headers,
         frozenset(said.codes),
         "\n".join(said.messages)[:MAX_TEXT],
-        _host(error, response),
+        _host(there, have) if status is not None or headers else "",
         tuple(parts),
     )
+
+
+# Packages whose errors by themselves say no more than their class does.
+_SILENT = names("airflow_runguard urllib3 httpcore httpcore2 ssl socket http tenacity")
 
 
 def answer_in(body: object, status: int | None = None, headers: Mapping[str, str] | None = None) -> Answer:
@@ -100,7 +133,8 @@ _GRPC_AS_HTTP: Mapping[str, int] = {
     "DATA_LOSS": 500,
 }
 
-# The Databricks SDK keeps the status in the class only. https://github.com/databricks/databricks-sdk-py, errors/platform.py
+# The Databricks SDK keeps the status in the class only.
+# https://github.com/databricks/databricks-sdk-py/blob/main/databricks/sdk/errors/platform.py
 _CLASS_AS_HTTP: Mapping[str, int] = {
     "databricks.BadRequest": 400,
     "databricks.Unauthenticated": 401,
@@ -140,12 +174,14 @@ def status_in_text(message: str) -> int | None:
     return http_status(int(next(filter(None, found.groups())))) if found else None
 
 
-def _status(error: object, response: object, types: frozenset[str]) -> int | None:
+def _status(
+    error: object, response: object, there: Mapping[str, Any], types: frozenset[str], have: Mapping[str, Any]
+) -> int | None:
     """The HTTP status that the error carries (a gRPC code as the one it maps to)."""
     if response is not None:
         # Not "if response": requests calls a response with an error status false.
-        status = response_status(response)
-        if status is None:
+        status = http_status(there.get("status_code")) or http_status(there.get("status"))
+        if status is None and is_mapping(response):
             status = http_status(item(item(response, "ResponseMetadata"), "HTTPStatusCode"))
         if status is not None:
             return status
@@ -153,16 +189,19 @@ def _status(error: object, response: object, types: frozenset[str]) -> int | Non
         # AirflowException's own status_code (500, or 404 for a missing Connection) is what Airflow's API would answer.
         return status_in_text(text(error))
     for name in _STATUS_NAMES:
-        status = http_status(read(error, name))
-        if status is not None:
-            return status
-    status = response_status(read(error, "resp")) or response_status(read(error, "meta"))
-    if status is not None:
-        return status
+        if name in have:
+            status = http_status(have[name])
+            if status is not None:
+                return status
+    for name in ("resp", "meta"):
+        if name in have:
+            status = response_status(have[name])
+            if status is not None:
+                return status
     if "grpc.RpcError" in types:
         return _grpc_status(error)
-    if not _CODE_IS_STATUS.isdisjoint(packages(types)):
-        return http_status(read(error, "code"))
+    if "code" in have and not _CODE_IS_STATUS.isdisjoint(packages(types)):
+        return http_status(have["code"])
     return next((_CLASS_AS_HTTP[name] for name in types & _CLASS_AS_HTTP.keys()), None)
 
 
@@ -195,80 +234,89 @@ def packages(types: frozenset[str]) -> frozenset[str]:
 # -- headers and host --------------------------------------------------------------------------------------------------
 
 
-def _headers(error: object, response: object) -> dict[str, str]:
+def _headers(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, str]:
     """All headers of the answer under lower-case names; the response's own win."""
+    sources = [have[name] for name in ("resp", "_http_headers", "response_headers", "headers") if name in have]
+    if "meta" in have:
+        sources.append(read(have["meta"], "headers"))
+    if "headers" in there:
+        sources.append(there["headers"])
+    elif is_mapping(response):
+        sources.append(item(item(response, "ResponseMetadata"), "HTTPHeaders"))
     found: dict[str, str] = {}
-    for source in (
-        read(response, "headers"),
-        item(item(response, "ResponseMetadata"), "HTTPHeaders"),
-        read(error, "headers"),
-        read(error, "meta", "headers"),
-        read(error, "resp"),
-        read(error, "response_headers"),
-        read(error, "_http_headers"),
-    ):
-        if source is not None and not isinstance(source, str | bytes):
-            for name, value in pairs(source):
-                found.setdefault(name, value)
+    for source in sources:
+        found.update(pairs(source))
     return found
 
 
 def pairs(headers: object) -> Iterator[tuple[str, str]]:
     try:
         listed = list(islice(headers.items(), MAX_HEADERS))  # type: ignore[attr-defined]
+        for name, value in listed:
+            if isinstance(name, bytes):
+                name = name.decode("latin-1")
+            if isinstance(value, bytes):
+                value = value.decode("latin-1")
+            elif type(value) is not str:
+                value = text(value) if isinstance(value, str | int | float) else ""
+            if isinstance(name, str):
+                yield str.lower(name), value[:MAX_TEXT].strip()
     except Exception:
         return
-    for entry in listed:
-        if isinstance(entry, tuple) and len(entry) == 2:
-            name, value = (part.decode("latin-1") if isinstance(part, bytes) else part for part in entry)
-            if isinstance(name, str) and isinstance(value, str | int | float):
-                yield str.lower(name), text(value)[:MAX_TEXT].strip()
 
 
-def _host(error: object, response: object) -> str:
-    for place in (
-        (response, "url"),
-        (response, "request", "url"),
-        (error, "request", "url"),
-        (error, "uri"),
-        (error, "url"),
-    ):
-        where = read(*place)
-        if where is not None and not isinstance(where, bytes):
-            try:
-                host = urlsplit(text(where)[:2_000]).hostname
-            except ValueError:
-                continue
-            if host:
-                return host
-    host = read(error, "request_info", "real_url", "host")
+def _host(there: Mapping[str, Any], have: Mapping[str, Any]) -> str:
+    for source in (there, have):
+        for name in ("url", "uri", "request"):
+            if name in source:
+                found = _host_in(text(read(source[name], "url") if name == "request" else source[name])[:500])
+                if found:
+                    return found
+    host = read(have["request_info"], "real_url", "host") if "request_info" in have else None
     return host if isinstance(host, str) else ""
+
+
+@lru_cache(maxsize=1_024)
+def _host_in(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
 
 
 # -- the body ----------------------------------------------------------------------------------------------------------
 
 
-def _raw(error: object, response: object) -> Iterator[Any]:
+_BESIDE = ("details", "error_details", "errors")
+_BODIES = ("json_body", "body", "http_body", "_body", "content", "data", "_content", *_BESIDE)
+
+
+def _raw(error: object, response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
     """Wherever clients keep a body, as bytes, text or parsed. Never a property that would read from the network."""
-    yield read(response, "_content")  # requests and httpx: what was read already
-    yield read(response, "data")  # slack_sdk
-    if isinstance(response, Mapping):  # botocore
+    if there.get("_content"):  # requests and httpx: what was read already; clients keep the same again on the error
+        yield there["_content"]
+        left: tuple[str, ...] = _BESIDE
+    elif is_mapping(response):  # botocore
         yield response
-    for name in ("body", "json_body", "http_body", "_body", "content", "data", "details", "error_details", "errors"):
-        yield read(error, name)
-    yield read(error, "_content")
-    if not isinstance(error, type):
-        for argument in read(error, "args") or ():
-            if isinstance(argument, Mapping | list):
+        left = _BESIDE
+    else:
+        yield there.get("data")  # slack_sdk
+        left = _BODIES
+    for name in left:
+        if name in have:
+            yield have[name]
+    if isinstance(error, BaseException):
+        for argument in error.args:
+            if not isinstance(argument, str | bytes):
                 yield argument
 
 
 def _parsed(raw: object) -> Iterator[Any]:
     """The document in a raw body; also each of a short list of documents."""
-    if isinstance(raw, Mapping):
+    if is_mapping(raw):
         yield raw
     elif isinstance(raw, list | tuple):
-        if any(isinstance(entry, Mapping) for entry in raw[:MAX_NODES]):
+        if any(is_mapping(entry) for entry in raw[:MAX_NODES]):
             yield raw
     elif isinstance(raw, bytes | bytearray | str) and 1 < len(raw) <= MAX_BODY:
         document = parsed_text(raw)
@@ -303,16 +351,24 @@ def _xml(content: str) -> dict[str, Any] | None:
 
 
 # Where errors name their codes, and what they wrap them in. Everything else in a body may be the user's own text.
-_CODE_FIELDS = frozenset(
-    ["code", "type", "reason", "status", "error", "error_code", "errorcode", "error_type", "errortype", "error_subcode", "__type", "statuscode", "category", "policyname", "subcategory", "domain", "decline_code", "status_code", "substatus", "sqlstate", "errorclass", "quotaerror", "classification", "subcode"]
-)
-_MESSAGE_FIELDS = frozenset(
-    ["message", "error_description", "description", "detail", "title", "msg", "error", "errormessage", "error_message", "quotaid", "quota_limit", "quota_unit", "quotalimit"]
-)
-_WRAPPERS = frozenset(
-    ["error", "errors", "details", "detail", "extensions", "fault", "innererror", "root_cause", "caused_by", "failed_shards", "failures", "parameters", "violations", "metadata", "errorcode", "cancellationreasons", "errordetails", "error_data", "exception", "quota_error_details", "meta", "body", "response"]
-)
+_CODE_FIELDS = names("""
+    code type reason status error error_code errorcode error_type errortype error_subcode __type statuscode
+    category policyname subcategory domain decline_code status_code substatus sqlstate errorclass quotaerror
+    classification subcode
+""")
+_MESSAGE_FIELDS = names("""
+    message error_description description detail title msg error errormessage error_message quotaid quota_limit
+    quota_unit quotalimit errors
+""")
+_WRAPPERS = names("""
+    error errors details detail extensions fault innererror root_cause caused_by failed_shards failures parameters
+    violations metadata errorcode cancellationreasons errordetails error_data exception quota_error_details meta body
+    response
+""")
 _CODE = re.compile(r"[\w.:/#-]{1,120}")
+
+
+_CODE_ATTRIBUTES = names("code type error_code errno sqlstate pgcode reason status")
 
 
 class _Said:
@@ -332,7 +388,7 @@ class _Said:
             for entry in part[:50]:
                 self.take(entry, depth + 1)
             return
-        if not isinstance(part, Mapping):
+        if not is_mapping(part):
             return
         try:
             entries = list(islice(part.items(), MAX_NODES))
@@ -345,7 +401,9 @@ class _Said:
             if isinstance(value, str | int):
                 if name in _CODE_FIELDS:
                     self.code(name, value)
-                if (name in _MESSAGE_FIELDS and isinstance(value, str)) or (name == "errors" and isinstance(value, str)):
+                if (name in _MESSAGE_FIELDS and isinstance(value, str)) or (
+                    name == "errors" and isinstance(value, str)
+                ):
                     self.message(value)
                 elif name.endswith("error") and depth and isinstance(value, str):
                     self.code(name, value)  # Google Ads: {"errorCode": {"quotaError": "RESOURCE_EXHAUSTED"}}
@@ -376,19 +434,18 @@ class _Said:
         if len(self.messages) < 20 and value:
             self.messages.append(value[:MAX_TEXT])
 
-    def attributes(self, error: object) -> None:
+    def attributes(self, error: object, have: Mapping[str, Any]) -> None:
         """Codes that clients keep beside the body, or instead of it."""
-        for name in ("code", "type", "error_code", "errno", "sqlstate", "pgcode", "reason", "status"):
-            value = read(error, name)
+        for name in _CODE_ATTRIBUTES.intersection(have):
+            value = have[name]
             if isinstance(value, str | int):
                 self.code(name, value)
-        operation = read(error, "operation_name")
+        operation = have.get("operation_name")
         if isinstance(operation, str):
             self.codes.add(f"operation={fold(operation[:120])}")
-        first = next(iter(read(error, "args") or ()), None) if isinstance(error, BaseException) else None
-        if isinstance(first, int):
-            self.code("errno", first)
-        quota = read(error, "failure", "errors")  # Google Ads: a protobuf list
+        if isinstance(error, BaseException) and error.args and isinstance(error.args[0], int):
+            self.code("errno", error.args[0])
+        quota = read(have.get("failure"), "errors")  # Google Ads: a protobuf list
         if quota is not None:
             try:
                 for one in islice(quota, 20):
@@ -406,9 +463,9 @@ class _Said:
             self.codes.add(fold("x-should-retry=false"))
 
 
-def _plain(error: object, response: object) -> str:
+def _plain(error: object, there: Mapping[str, Any]) -> str:
     """The message where no document has one: a body that is plain text, else the error's own words. Never a page."""
-    raw = read(response, "_content")
+    raw = there.get("_content")
     if isinstance(raw, bytes) and 0 < len(raw) <= MAX_BODY:
         content = raw[:MAX_TEXT].decode("utf-8", "replace")
     elif isinstance(error, BaseException):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
 from airflow_runguard.core.failures.reading import (
     errors,
     integer,
+    is_mapping,
     item,
     read,
     response_status,
@@ -99,44 +101,58 @@ class Attempts:
                 self.unproven.append(f"{client} keeps an earlier attempt without its outcome: {SWITCHES[client]}")
 
 
-def attempts_before(error: BaseException, types: frozenset[str], *, answered: bool, made_by_hand: bool) -> Attempts:
+def attempts_before(
+    types: frozenset[str], have: Mapping[str, Any], there: Mapping[str, Any], *, answered: bool, made_by_hand: bool
+) -> Attempts:
     """Everything that tells of attempts before this one, and what should tell of them but is not there.
 
     :param types: the error's class and bases, as the rules name them.
+    :param have: what the error has that may tell something. :param there: what its response has.
     :param answered: the error carries a status.
     :param made_by_hand: it was put together without a request, as no client does it: there were no other attempts.
     """
     attempts = Attempts()
-    witnesses = _witnesses(error, attempts, _BY_THEMSELVES.keys() & {name.partition(".")[0] for name in types})
-    response = read(error, "response")
-    if response is not None:
-        attempts.history(read(response, "history"), "redirect")
-        for retries in (read(response, "raw", "retries"), read(response, "retries")):
-            attempts.history(read(retries, "history"), "urllib3")
+    by_themselves = _by_themselves(types)
+    witnesses: Set[str] = frozenset()
+    if "__traceback__" in have:
+        witnesses = _witnesses(have["__traceback__"], attempts, by_themselves)
+    response = have.get("response")
+    if is_mapping(response):
         retried = item(item(response, "ResponseMetadata"), "RetryAttempts")
-        if retried is not None and not text(read(error, "operation_name")).startswith(_AWS_READS):
+        if retried is not None and not text(have.get("operation_name")).startswith(_AWS_READS):
             attempts.count(retried, "botocore")
-    retried = item(read(response, "request", "headers"), "x-stainless-retry-count") or item(
-        read(error, "request", "headers"), "x-stainless-retry-count"
-    )
-    if retried is not None:
-        attempts.count(retried, "anthropic" if any(name.startswith("anthropic.") for name in types) else "openai")
+    if "history" in there:
+        attempts.history(there["history"], "redirect")
+    for retries in (read(there["raw"], "retries") if "raw" in there else None, there.get("retries")):
+        if retries is not None:
+            attempts.history(read(retries, "history"), "urllib3")
+    for request in (there.get("request"), have.get("request")):
+        retried = item(read(request, "headers"), "x-stainless-retry-count") if request is not None else None
+        if retried is not None:
+            attempts.count(retried, "anthropic" if any(name.startswith("anthropic.") for name in types) else "openai")
+            break
     if "tenacity.RetryError" in types:
-        number = integer(read(error, "last_attempt", "attempt_number"))
+        number = integer(read(have.get("last_attempt"), "attempt_number"))
         attempts.count(None if number is None else number - 1, "tenacity")
     if "aiohttp.ClientResponseError" in types:
-        attempts.history(read(error, "history"), "redirect")
-        if "aiohttp" not in witnesses and text(read(error, "request_info", "method")) in ("PUT", "DELETE"):
+        attempts.history(have.get("history"), "redirect")
+        if "aiohttp" not in witnesses and text(read(have.get("request_info"), "method")) in ("PUT", "DELETE"):
             attempts.count(None, "aiohttp")
     if "urllib3.MaxRetryError" in types and "urllib3" not in witnesses and not made_by_hand:
         attempts.count(None, "urllib3")
     if "botocore.ConnectionError" in types and "botocore" not in witnesses:
         attempts.count(None, "botocore")
-    attempts.errors.extend(errors(read(error, "errors")))  # elastic_transport: the attempts before, oldest first
-    if answered and type_key(type(read(error, "__cause__"))) in _LOST_FRAMES:
-        for package in sorted(_BY_THEMSELVES.keys() & {name.partition(".")[0] for name in types}):
+    if "errors" in have:
+        attempts.errors.extend(errors(have["errors"]))  # elastic_transport: the attempts before, oldest first
+    if answered and by_themselves and type_key(type(have.get("__cause__"))) in _LOST_FRAMES:
+        for package in sorted(by_themselves):
             attempts.allowed(None, _BY_THEMSELVES[package])
     return attempts
+
+
+@lru_cache(maxsize=1_024)
+def _by_themselves(types: frozenset[str]) -> frozenset[str]:
+    return frozenset(_BY_THEMSELVES.keys() & {name.partition(".")[0] for name in types})
 
 
 # AWS names its operations so; none of these changes anything, so that repeating it left nothing behind.
@@ -274,15 +290,14 @@ _WITNESSES: Mapping[str, Mapping[str, _Reader]] = {
 }
 
 
-def _witnesses(error: BaseException, attempts: Attempts, by_themselves: Set[str]) -> set[str]:
+def _witnesses(traceback: object, attempts: Attempts, by_themselves: Set[str]) -> set[str]:
     """Let the frames that know of attempts tell of them; the top packages whose frames were there.
 
-    :param by_themselves: packages of the error that repeat requests unless told not to. Frames of theirs without any that
-        knows of attempts prove nothing.
+    :param by_themselves: packages of the error that repeat requests unless told not to. Frames of theirs without any
+        that knows of attempts prove nothing.
     """
     witnesses: set[str] = set()
     clients: set[str] = set()
-    traceback = read(error, "__traceback__")
     for _ in range(MAX_FRAMES):
         if not isinstance(traceback, TracebackType):
             break

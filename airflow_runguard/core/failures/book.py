@@ -7,7 +7,7 @@ that vendor has. What is looked up again and again is remembered, since the same
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
@@ -31,27 +31,32 @@ class Book:
     def rules(self) -> tuple[Rule, ...]:
         return tuple(rule for family in self.families for rule in family.rules)
 
-    def first(self, types: frozenset[str], answer: Answer, *, told: bool) -> Rule | None:
-        """The first rule that the answer falls under."""
+    def first(self, types: frozenset[str], answer: Answer, told: Callable[[], bool] = lambda: False) -> Rule | None:
+        """The first rule that the answer falls under.
+
+        :param told: whether the vendor says when to come back; asked only where a rule wants to know.
+        """
         marks = self.strong(types, answer.host, frozenset(answer.headers))
-        for rule in self.candidates(types, answer.status, answer.codes, marks, told):
+        for rule in self.candidates(types, answer.status, answer.codes, marks):
+            if rule.told is not None and rule.told is not told():
+                continue
             if rule.text is None or rule.text.search(answer.message):
                 return rule
         return None
 
     def _candidates(
-        self, types: frozenset[str], status: int | None, codes: frozenset[str], marks: frozenset[str], told: bool
+        self, types: frozenset[str], status: int | None, codes: frozenset[str], marks: frozenset[str]
     ) -> tuple[Rule, ...]:
-        """The rules that only wait for the prose, up to the first one that needs none."""
+        """The rules that only wait for the prose or the wait, up to the first one that needs neither."""
         if not marks:
             marks = frozenset(family.name for family in self.families if not family.codes.isdisjoint(codes))
         found = []
         for family in self.families:
             for rule in family.rules:
                 ours = family.is_general or rule.anywhere or family.name in marks
-                if ours and rule.matches(types, status, codes, told):
+                if ours and rule.matches(types, status, codes):
                     found.append(rule)
-                    if rule.text is None:
+                    if rule.text is None and rule.told is None:
                         return tuple(found)
         return tuple(found)
 

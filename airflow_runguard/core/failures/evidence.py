@@ -1,20 +1,22 @@
 """Reading an exception: everything that it and the errors around it can tell, and nothing of what that means.
 
-Holds the walk through causes, contexts, wrapped and grouped errors. Duck
-typing only: no vendor SDK and no HTTP library is imported, and every read survives attributes, mappings and
-``__str__`` that raise. Not here: any judgement (see the rules), what one answer says (``answer.py``), how long it asks to
-wait (``waits.py``), and what the client did before (``attempts.py``).
+Holds the walk through causes, contexts, wrapped and grouped errors. Duck typing only: no vendor SDK and no HTTP library
+is imported, and every read survives attributes, mappings and ``__str__`` that raise. Not here: any judgement (see the
+rules), what one answer says (``answer.py``), how long it asks to wait (``waits.py``), and what the client did before
+(``attempts.py``).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
-from airflow_runguard.core.failures.answer import Answer, answer_of
+from airflow_runguard.core.failures.answer import ERROR, RESPONSE, Answer, answer_of
 from airflow_runguard.core.failures.attempts import Attempts, attempts_before
-from airflow_runguard.core.failures.reading import errors, read, type_key, type_keys
+from airflow_runguard.core.failures.reading import errors, gather, read, type_key, type_keys
 
 MAX_ERRORS = 64
 
@@ -39,6 +41,7 @@ class Via(StrEnum):
 class Sighting:
     """One exception that the walk came by.
 
+    :param have: its attributes that may tell something.
     :param spoken_for: reached only by causes and members, so that its word counts for the outermost error.
     """
 
@@ -47,6 +50,7 @@ class Sighting:
     parent: Sighting | None
     spoken_for: bool
     types: frozenset[str]
+    have: Mapping[str, Any]
     answer: Answer
     attempts: Attempts
 
@@ -82,11 +86,11 @@ def walk(error: BaseException) -> tuple[list[Sighting], bool]:
         seen.add(id(current))
         sighting = _sight(current, via, parent)
         found.append(sighting)
-        named.extend([(inner, Via.CAUSE, sighting) for inner in _causes(current)])
+        named.extend([(inner, Via.CAUSE, sighting) for inner in _causes(current, sighting.have)])
         if isinstance(current, BaseExceptionGroup):
-            named.extend([(inner, Via.MEMBER, sighting) for inner in errors(read(current, "exceptions"))])
+            named.extend([(inner, Via.MEMBER, sighting) for inner in errors(sighting.have.get("exceptions"))])
         named.extend([(inner, Via.ATTEMPT, sighting) for inner in sighting.attempts.errors])
-        context = read(current, "__context__")
+        context = sighting.have.get("__context__")
         if isinstance(context, BaseException):
             contexts.append((context, Via.CONTEXT, sighting))
     return found, True
@@ -95,21 +99,25 @@ def walk(error: BaseException) -> tuple[list[Sighting], bool]:
 def _sight(error: BaseException, via: Via, parent: Sighting | None) -> Sighting:
     types = type_keys(type(error))
     lineage = via in (Via.ITSELF, Via.CAUSE, Via.MEMBER) and (parent is None or parent.spoken_for)
-    answer = answer_of(error, types)
+    have = gather(error, ERROR)
+    response = have.get("response")
+    there = gather(response, RESPONSE) if response is not None else {}
+    answer = answer_of(error, types, have, there)
     # A requests error without its request never came from a session. One that lost its traceback only (sent between
     # processes, say) still has it.
-    by_hand = parent is not None and "requests.RequestException" in parent.types and not read(parent.error, "request")
-    attempts = attempts_before(error, types, answered=answer.status is not None, made_by_hand=by_hand)
-    return Sighting(error, via, parent, lineage, types, answer, attempts)
+    by_hand = parent is not None and "requests.RequestException" in parent.types and "request" not in parent.have
+    attempts = attempts_before(types, have, there, answered=answer.status is not None, made_by_hand=by_hand)
+    return Sighting(error, via, parent, lineage, types, have, answer, attempts)
 
 
-# Where clients keep the error beneath: urllib3 (reason), aiohttp (os_error), google.api_core (cause), SQLAlchemy (orig),
-# Google Ads (error), azure-core (inner_exception).
+# Where clients keep the error beneath: urllib3 (reason), aiohttp (os_error), google.api_core (cause), SQLAlchemy
+# (orig), Google Ads (error), azure-core (inner_exception).
 _CAUSES = ("__cause__", "reason", "os_error", "cause", "orig", "error", "inner_exception")
 
 
-def _causes(error: BaseException) -> list[BaseException]:
+def _causes(error: BaseException, have: Mapping[str, Any]) -> list[BaseException]:
     """The errors that ``error`` itself names as its reason."""
-    failed = read(error, "last_attempt", "_exception")  # the method exception() would wait for an unfinished one
-    named = tuple(read(error, name) for name in _CAUSES)
-    return errors((*named, failed)) + errors(read(error, "args"))
+    named = [have[name] for name in _CAUSES if name in have]
+    if "last_attempt" in have:  # tenacity; the method exception() would wait for an unfinished attempt
+        named.append(read(have["last_attempt"], "_exception"))
+    return errors(named) + errors(error.args)

@@ -5,7 +5,7 @@ Only ``Exception`` is caught: a kill or a task's timeout that strikes in here be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,37 @@ def read(thing: object, *path: str) -> Any:
     return thing
 
 
+_CLASS_NAMES: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
+
+
+def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
+    """Those of the wanted attributes that the thing has, by its class or by itself, and that can be read.
+
+    Most of a hundred names are on no error; asking for each would be most of the work.
+    """
+    cls = type(thing)
+    names = _CLASS_NAMES.get(cls, frozenset())
+    if not names and cls not in _CLASS_NAMES:
+        known: set[str] = set()
+        for base in cls.__mro__[:-1]:
+            known.update(name for name in vars(base) if isinstance(name, str))
+        names = _CLASS_NAMES[cls] = None if "__getattr__" in known else frozenset(known)
+    try:
+        own = wanted.intersection(vars(thing))
+    except Exception:
+        own = frozenset()
+    listed = wanted if names is None else own | (wanted & names)
+    found = {}
+    for name in listed:
+        try:
+            value = getattr(thing, name, None)
+        except Exception:
+            continue
+        if value is not None:
+            found[name] = value
+    return found
+
+
 def item(mapping: object, key: str) -> Any:
     if mapping is None:
         return None
@@ -36,6 +67,11 @@ def text(thing: object) -> str:
         return str.__str__(str(thing))
     except Exception:
         return ""
+
+
+def names(listed: str) -> frozenset[str]:
+    """The words of a list in a source file."""
+    return frozenset(listed.split())
 
 
 # Reading class names is most of the work, and the same few classes come again and again.
@@ -64,6 +100,10 @@ def response_status(response: object) -> int | None:
         if number is not None:
             return number
     return None
+
+
+def is_mapping(thing: object) -> bool:
+    return type(thing) is dict or isinstance(thing, Mapping)
 
 
 def errors(values: object) -> list[BaseException]:

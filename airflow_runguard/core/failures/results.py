@@ -12,7 +12,7 @@ https://developer.salesforce.com/docs/atlas.en-us.api_rest.meta/api_rest/resourc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Fault:
 
 @dataclass(slots=True)
 class Found:
-    """:param done: items that were done. :param partial: why a part of it may have been done, though none can be counted."""
+    """:param done: items that were done. :param partial: why a part of it may have been done, where none is counted."""
 
     faults: list[Fault] = field(default_factory=list)
     done: int = 0
@@ -62,15 +62,10 @@ def read_result(value: object, *, may_be_empty: bool) -> Found | None:
     status = response_status(value)
     if status is None:
         return None
-    answer = answer_of(_Carrier(value), frozenset())
+    answer = answer_of(value, frozenset(), {"response": value})
     if status >= 400:
         return Found([Fault(answer, label=f"HTTP {status} in a response that was not checked")])
     return next(filter(None, (_document(part, answer.headers) for part in answer.parts)), None)
-
-
-class _Carrier:
-    def __init__(self, response: object) -> None:
-        self.response = response
 
 
 def _document(document: Any, headers: Mapping[str, str]) -> Found | None:
@@ -219,11 +214,3 @@ def _envelope(document: Mapping[Any, Any], headers: Mapping[str, str]) -> Found 
         return None
     answer = answer_in(document, headers=headers)
     return Found([Fault(answer, REFUSED if item(document, "ok") is False else ENVELOPE, "an error inside a success")])
-
-
-def faults_of(entries: Any) -> Iterator[Fault]:
-    """The failed items in a client's own list of bulk errors."""
-    for number, entry in enumerate(entries[:_MAX_ITEMS] if isinstance(entries, list) else ()):
-        inner = _operation(entry)
-        if item_failed(inner):
-            yield _item_fault(inner, number)

@@ -1,16 +1,16 @@
 """The form of a rule: what it recognises, and what that means for the work.
 
-A vendor's family is one file of data: a :class:`Family` says how its answers are told from others (the client's package,
-the host, headers of its own) and holds an ordered tuple of rules. ``families/__init__`` puts the families in order, the
-general one last. A rule speaks of one answer to one attempt. Whether its word holds for the whole call (other attempts,
-other errors around it) is decided in one place, ``failures/__init__``, never in a rule.
+A vendor's family is one file of data: a :class:`Family` says how its answers are told from others (the client's
+package, the host, headers of its own) and holds an ordered tuple of rules. ``families/__init__`` puts the families in
+order, the general one last. A rule speaks of one answer to one attempt. Whether its word holds for the whole call
+(other attempts, other errors around it) is decided in one place, ``failures/__init__``, never in a rule.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,7 +22,7 @@ DAY = 3_600.0
 
 @lru_cache(maxsize=8_192)
 def fold(word: str) -> str:
-    """A code as the rules compare it: ``RateLimitExceeded``, ``rate_limit_exceeded`` and ``RATE-LIMIT-EXCEEDED`` are one."""
+    """A code as the rules compare it: ``RateLimitExceeded``, ``rate_limit_exceeded`` and ``RATE-LIMIT-EXCEEDED``."""
     return re.sub(r"[^a-z0-9=]+", "", word.lower())
 
 
@@ -82,15 +82,14 @@ class Rule:
     names_phase: bool = False
     wrapper: bool = False
 
-    def matches(self, types: frozenset[str], status: int | None, codes: frozenset[str], told: bool) -> bool:
-        """Everything but the prose. A rule that names nothing recognises nothing."""
+    def matches(self, types: frozenset[str], status: int | None, codes: frozenset[str]) -> bool:
+        """Everything but the prose and the wait. A rule that names nothing recognises nothing."""
         return (
             (not self.types or not self.types.isdisjoint(types))
             and (not self.statuses or (status is not None and status in self.statuses))
             and (not self.codes or not self.codes.isdisjoint(codes))
             and (not self.also or not self.also.isdisjoint(codes))
             and (self.code_like is None or any(map(self.code_like.search, codes)))
-            and (self.told is None or self.told is told)
             and bool(self.types or self.statuses or self.codes or self.code_like or self.text)
         )
 
@@ -113,7 +112,11 @@ class Family:
     packages: frozenset[str] = frozenset()
     hosts: tuple[str, ...] = ()
     headers: tuple[str, ...] = ()
-    codes: frozenset[str] = field(default_factory=frozenset)
+    codes: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        sourced = tuple(rule if rule.source else replace(rule, source=self.source) for rule in self.rules)
+        object.__setattr__(self, "rules", sourced)
 
     @property
     def is_general(self) -> bool:

@@ -1,8 +1,8 @@
 """How long the vendor asks to wait, in seconds: from headers, else the body, else its prose.
 
 The first source that says something usable counts, in the order of :func:`wait_seconds`. A date counts against the
-response's own ``Date``, since the worker's clock may be wrong; without one, against ``now``. What lies in the past is no
-wait (0), never a negative one; what cannot be read for sure is no hint (``None``).
+response's own ``Date``, since the worker's clock may be wrong; without one, against ``now``. What lies in the past is
+no wait (0), never a negative one; what cannot be read for sure is no hint (``None``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from airflow_runguard.core.failures.answer import Answer
-from airflow_runguard.core.failures.reading import item, read
+from airflow_runguard.core.failures.reading import is_mapping, item, names, read
 
 _NUMBER = re.compile(r"\d{1,14}(\.\d{1,9})?")
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
@@ -42,29 +42,35 @@ BODY_SECONDS = (
 )
 BODY_MILLISECONDS = ("retry_after_ms", "retryafterms")
 
+_AROUND = names("error errors details detail parameters innererror extensions metadata quotaerrordetails failures")
 
-def wait_seconds(answer: Answer, error: object, now: datetime | None) -> float | None:
-    """The vendor's wait, never negative. See RFC 9110, section 10.2.3, for ``Retry-After``."""
+
+def wait_seconds(answer: Answer, have: Mapping[str, Any], now: datetime | None) -> float | None:
+    """The vendor's wait, never negative. See RFC 9110, section 10.2.3, for ``Retry-After``.
+
+    :param have: attributes of the error that carries the answer.
+    """
     headers = answer.headers
-    start = _date(headers.get("date", "")) or now
+    start = (_date(headers["date"]) if "date" in headers else None) or now
     if start is not None and start.tzinfo is None:
         start = start.replace(tzinfo=UTC)
-    for found in (
-        *(_milliseconds(headers.get(name)) for name in MILLISECONDS if name in headers),
-        *(_span_or_moment(headers[name], start) for name in SECONDS if name in headers),
-        _exhausted(headers, start),
-        *(_vendors(headers)),
-    ):
-        if found is not None:
-            return found
-    for source in (_in_bodies(answer.parts, start), _protobuf(error), _in_prose(answer.message, start)):
-        if source is not None:
-            return source
-    return None
+    return next((wait for wait in _told(answer, have, start) if wait is not None), None)
 
 
-def _milliseconds(value: str | None) -> float | None:
-    return float(value) / 1000 if value and _NUMBER.fullmatch(value) else None
+def _told(answer: Answer, have: Mapping[str, Any], start: datetime | None) -> Iterator[float | None]:
+    headers = answer.headers
+    if headers:
+        yield from (_milliseconds(headers[name]) for name in MILLISECONDS if name in headers)
+        yield from (_span_or_moment(headers[name], start) for name in SECONDS if name in headers)
+        yield _exhausted(headers, start)
+        yield from _vendors(headers)
+    yield _in_bodies(answer.parts, start)
+    yield _protobuf(have)
+    yield _in_prose(answer.message, start)
+
+
+def _milliseconds(value: str) -> float | None:
+    return float(value) / 1000 if _NUMBER.fullmatch(value) else None
 
 
 def _span_or_moment(value: str, start: datetime | None) -> float | None:
@@ -107,7 +113,7 @@ def _exhausted(headers: Mapping[str, str], start: datetime | None) -> float | No
     left: dict[str, float | None] = {}
     resets: dict[str, float] = {}
     for name, value in headers.items():
-        if not _BUCKET.search(name):
+        if "limit" not in name or not _BUCKET.search(name):
             continue
         parts = _BUCKET.sub("-", name).strip("-").split("-")
         bucket = "-".join(part for part in parts if part not in ("x", "remaining", "reset", "resets"))
@@ -145,10 +151,11 @@ _AD_ACCOUNT = re.compile(r'"reset_time_duration"\s*:\s*(\d{1,9})')
 
 def _vendors(headers: Mapping[str, str]) -> Iterator[float | None]:
     """Meta: minutes inside JSON. https://developers.facebook.com/docs/graph-api/overview/rate-limiting"""
-    minutes = [int(found) for found in _MINUTES.findall(headers.get("x-business-use-case-usage", ""))]
-    yield max(minutes) * 60.0 if minutes and max(minutes) > 0 else None
-    seconds = [int(found) for found in _AD_ACCOUNT.findall(headers.get("x-ad-account-usage", ""))]
-    yield float(max(seconds)) if seconds and max(seconds) > 0 else None
+    if "x-business-use-case-usage" in headers:
+        minutes = max(map(int, _MINUTES.findall(headers["x-business-use-case-usage"])), default=0)
+        yield minutes * 60.0 or None
+    if "x-ad-account-usage" in headers:
+        yield float(max(map(int, _AD_ACCOUNT.findall(headers["x-ad-account-usage"])), default=0)) or None
 
 
 def _in_bodies(parts: tuple[Any, ...], start: datetime | None) -> float | None:
@@ -165,7 +172,7 @@ def _in_body(part: Any, start: datetime | None, depth: int) -> Iterator[float]:
         for entry in part[:50]:
             yield from _in_body(entry, start, depth + 1)
         return
-    if not isinstance(part, Mapping):
+    if not is_mapping(part):
         yield from filter(None, [_protobuf_info(part)])
         return
     cost = _shopify(part)
@@ -183,7 +190,7 @@ def _in_body(part: Any, start: datetime | None, depth: int) -> Iterator[float]:
             found = _span_or_moment(str(value), start)
             if found is not None:
                 yield found
-        elif name in ("error", "errors", "details", "detail", "parameters", "innererror", "extensions", "metadata") or name == "quotaerrordetails":
+        elif name in _AROUND:
             yield from _in_body(value, start, depth + 1)
 
 
@@ -202,21 +209,24 @@ def _shopify(part: Mapping[Any, Any]) -> float | None:
 # -- protobuf: google.rpc.RetryInfo as an object, or as the bytes of a trailer -----------------------------------------
 
 
-def _protobuf(error: object) -> float | None:
-    details = read(error, "details")
+def _protobuf(have: Mapping[str, Any]) -> float | None:
+    seconds = have.get("retry_after_secs")  # Databricks
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0:
+        return float(seconds)
+    details = have.get("details")
     if isinstance(details, list | tuple):
         for one in details[:50]:
             found = _protobuf_info(one)
             if found is not None:
                 return found
     try:
-        for failed in islice(read(error, "failure", "errors") or (), 20):  # Google Ads
+        for failed in islice(read(have.get("failure"), "errors") or (), 20):  # Google Ads
             found = _protobuf_info(read(failed, "details", "quota_error_details"))
             if found is not None:
                 return found
     except Exception:
-        pass
-    return _trailers(error)
+        return None
+    return _trailers(have.get("trailing_metadata"))
 
 
 def _protobuf_info(message: object) -> float | None:
@@ -229,9 +239,8 @@ def _protobuf_info(message: object) -> float | None:
     return None
 
 
-def _trailers(error: object) -> float | None:
+def _trailers(ask: object) -> float | None:
     """A raw gRPC error: its status details travel as bytes. https://github.com/googleapis/googleapis, google/rpc"""
-    ask = read(error, "trailing_metadata")
     if not callable(ask):
         return None
     try:

@@ -11,7 +11,7 @@ FAMILY = Family(
     rules=(
         cap(
             "snowflake-credits",
-            "a resource monitor stopped the warehouse, or the account is suspended; waiting does not bring credits back",
+            "a resource monitor stopped the warehouse, or the account is suspended",
             text=prose(
                 r"resource monitor .{0,200}exceeded its quota|exceeded its quota"
                 r"|account (is|has been|was) (suspended|locked)|lack of (a )?payment|free trial has ended"

@@ -1,20 +1,24 @@
 """SQL drivers: PostgreSQL (psycopg, psycopg2, asyncpg), MySQL and MariaDB, SQLAlchemy, and DB-API classes in general.
 
 A server that reports an error has rolled the statement back, which is what ``not_applied`` says of it; several
-statements that were committed one by one are several calls. A connection that broke says nothing. SQLSTATEs are those of
-PostgreSQL's appendix, numbers those of https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html.
+statements that were committed one by one are several calls. A connection that broke says nothing. SQLSTATEs are those
+of PostgreSQL's appendix, numbers those of https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html.
 """
 
 import re
 
+from airflow_runguard.core.failures.reading import names
 from airflow_runguard.core.failures.rule import Family, cap, daily, open_end, prose, rate, refused, undone
 from airflow_runguard.core.record import FailureClass
 
-DRIVERS = ["psycopg", "psycopg2", "asyncpg", "pg8000", "pymysql", "MySQLdb", "mysql", "aiomysql", "sqlite3", "oracledb", "cx_Oracle", "pyodbc", "pymssql", "snowflake", "duckdb", "trino", "prestodb", "redshift_connector"]
+DRIVERS = names("""
+    psycopg psycopg2 asyncpg pg8000 pymysql MySQLdb mysql aiomysql sqlite3 oracledb cx_Oracle pyodbc pymssql snowflake
+    duckdb trino prestodb redshift_connector
+""")
 
 
-def _classes(*names: str) -> frozenset[str]:
-    return frozenset(f"{driver}.{name}" for driver in DRIVERS for name in names)
+def _classes(*classes: str) -> frozenset[str]:
+    return frozenset(f"{driver}.{name}" for driver in DRIVERS for name in classes)
 
 
 ANY_ERROR = _classes("Error", "PostgresError", "MySQLError")
