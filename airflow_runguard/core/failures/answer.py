@@ -96,17 +96,17 @@ def answer_of(
 _SILENT = names("airflow_runguard urllib3 httpcore httpcore2 ssl socket http tenacity")
 
 
-def answer_in(body: object, status: int | None = None, headers: Mapping[str, str] | None = None) -> Answer:
-    """Read a parsed body that came with a success, or one item of a bulk answer."""
+def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "") -> Answer:
+    """Read a parsed body that came with a success, or one item of a bulk answer. Has the code ``inside`` as well."""
     said = _Said()
+    said.codes.add("inside")
     said.take(body)
-    own = _inner_status(body)
     return Answer(
-        own if own is not None else status,
+        _inner_status(body),
         headers or {},
         frozenset(said.codes),
         "\n".join(said.messages)[:MAX_TEXT],
-        "",
+        host,
         (body,),
     )
 
@@ -338,14 +338,16 @@ def parsed_text(raw: bytes | bytearray | str) -> Any:
     return None
 
 
-_XML = re.compile(r"<(?:\w+:)?(code|exceptionCode|faultcode|message|exceptionMessage|faultstring)>([^<]{1,500})<", re.I)
+_XML = re.compile(
+    r"<(?:\w+:)?(code|errorCode|exceptionCode|faultcode|message|exceptionMessage|faultstring)>([^<]{1,500})<", re.I
+)
 
 
 def _xml(content: str) -> dict[str, Any] | None:
     """The error of an XML answer (AWS, Azure Storage, SOAP), without a parser that an attacker could feed."""
     found = {"code": "", "message": ""}
     for name, value in _XML.findall(content):
-        kind = "code" if name.lower() in ("code", "exceptioncode", "faultcode") else "message"
+        kind = "code" if name.lower() in ("code", "errorcode", "exceptioncode", "faultcode") else "message"
         found[kind] = found[kind] or value.rpartition(":")[2] if kind == "code" else found[kind] or value
     return found if found["code"] else None
 

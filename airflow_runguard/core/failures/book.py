@@ -38,9 +38,8 @@ class Book:
         """
         marks = self.strong(types, answer.host, frozenset(answer.headers))
         for rule in self.candidates(types, answer.status, answer.codes, marks):
-            if rule.told is not None and rule.told is not told():
-                continue
-            if rule.text is None or rule.text.search(answer.message):
+            said = rule.text is None or rule.text.search(answer.message)
+            if said and (rule.told is None or rule.told is told()):
                 return rule
         return None
 

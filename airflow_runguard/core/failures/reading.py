@@ -6,8 +6,9 @@ Only ``Exception`` is caught: a kill or a task's timeout that strikes in here be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 
 def read(thing: object, *path: str) -> Any:
@@ -22,35 +23,27 @@ def read(thing: object, *path: str) -> Any:
     return thing
 
 
-_CLASS_NAMES: WeakKeyDictionary[type, frozenset[str] | None] = WeakKeyDictionary()
-
-
 def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
     """Those of the wanted attributes that the thing has, by its class or by itself, and that can be read.
 
     Most of a hundred names are on no error; asking for each would be most of the work.
     """
-    cls = type(thing)
-    names = _CLASS_NAMES.get(cls, frozenset())
-    if not names and cls not in _CLASS_NAMES:
-        known: set[str] = set()
-        for base in cls.__mro__[:-1]:
-            known.update(name for name in vars(base) if isinstance(name, str))
-        names = _CLASS_NAMES[cls] = None if "__getattr__" in known else frozenset(known)
-    try:
-        own = wanted.intersection(vars(thing))
-    except Exception:
-        own = frozenset()
-    listed = wanted if names is None else own | (wanted & names)
+    listed = _by_class(type(thing), wanted)
+    with suppress(Exception):  # it has no names of its own, or does not tell them
+        listed = listed | wanted.intersection(vars(thing))
     found = {}
     for name in listed:
-        try:
-            value = getattr(thing, name, None)
-        except Exception:
-            continue
+        value = read(thing, name)
         if value is not None:
             found[name] = value
     return found
+
+
+@lru_cache(maxsize=4_096)
+def _by_class(cls: type, wanted: frozenset[str]) -> frozenset[str]:
+    """The wanted names that the class has; all of them where it makes names up."""
+    known = {name for base in cls.__mro__[:-1] for name in vars(base) if isinstance(name, str)}
+    return wanted if "__getattr__" in known else wanted & known
 
 
 def item(mapping: object, key: str) -> Any:
@@ -75,15 +68,10 @@ def names(listed: str) -> frozenset[str]:
 
 
 # Reading class names is most of the work, and the same few classes come again and again.
-_KNOWN_TYPES: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
-
-
+@lru_cache(maxsize=4_096)
 def type_keys(cls: type) -> frozenset[str]:
     """The class and its bases as the rules name them."""
-    keys = _KNOWN_TYPES.get(cls)
-    if keys is None:
-        keys = _KNOWN_TYPES[cls] = frozenset(map(type_key, cls.__mro__))
-    return keys
+    return frozenset(map(type_key, cls.__mro__))
 
 
 def type_key(cls: type) -> str:

@@ -162,7 +162,9 @@ def item_failed(entry: Any) -> bool:
 
 
 def _item_fault(entry: Any, number: int) -> Fault:
-    answer = answer_in(entry, headers=dict(pairs(item(entry, "headers"))))
+    # No other vendor spells it so, and its codes are read only where the answer is seen to be its own.
+    host = "items.amazonaws.com" if isinstance(item(entry, "ErrorCode") or item(entry, "Code"), str) else ""
+    answer = answer_in(entry, headers=dict(pairs(item(entry, "headers"))), host=host)
     refusal = answer.status is None and item(entry, "success") is False
     label = f"item {number + 1}" + (f" (HTTP {answer.status})" if answer.status else "")
     return Fault(answer, REFUSED if refusal else ENVELOPE, label)

@@ -50,14 +50,28 @@ def wait_seconds(answer: Answer, have: Mapping[str, Any], now: datetime | None) 
 
     :param have: attributes of the error that carries the answer.
     """
-    headers = answer.headers
-    start = (_date(headers["date"]) if "date" in headers else None) or now
-    if start is not None and start.tzinfo is None:
-        start = start.replace(tzinfo=UTC)
+    start = _Start(answer.headers, now)
     return next((wait for wait in _told(answer, have, start) if wait is not None), None)
 
 
-def _told(answer: Answer, have: Mapping[str, Any], start: datetime | None) -> Iterator[float | None]:
+class _Start:
+    """The moment that dates count against, read when the first one comes up."""
+
+    def __init__(self, headers: Mapping[str, str], now: datetime | None) -> None:
+        self.headers, self.now = headers, now
+
+    def until(self, moment: datetime | float) -> float | None:
+        """Seconds until a moment (or seconds since 1970), never negative; ``None`` where nobody says what time it is."""
+        start = _date(self.headers.get("date", "")) or self.now
+        if start is None:
+            return None
+        if start.tzinfo is None:
+            start = start.replace(tzinfo=UTC)
+        end = moment.timestamp() if isinstance(moment, datetime) else moment
+        return max(0.0, end - start.timestamp())
+
+
+def _told(answer: Answer, have: Mapping[str, Any], start: _Start) -> Iterator[float | None]:
     headers = answer.headers
     if headers:
         yield from (_milliseconds(headers[name]) for name in MILLISECONDS if name in headers)
@@ -73,23 +87,19 @@ def _milliseconds(value: str) -> float | None:
     return float(value) / 1000 if _NUMBER.fullmatch(value) else None
 
 
-def _span_or_moment(value: str, start: datetime | None) -> float | None:
+def _span_or_moment(value: str, start: _Start) -> float | None:
     """Seconds, a Go duration, epoch seconds or milliseconds, RFC 3339, or an HTTP date."""
     if _NUMBER.fullmatch(value):
         number = float(value)
         if number < _EPOCH:
             return number
-        if start is None:
-            return None
         while number >= _EPOCH * 100:  # milliseconds, microseconds
             number /= 1000
-        return max(0.0, number - start.timestamp())
+        return start.until(number)
     if _GO.fullmatch(value):
         return sum(float(number) * _UNITS[unit] for number, unit in _GO_PART.findall(value))
     moment = _date(value)
-    if moment is None or start is None:
-        return None
-    return max(0.0, (moment - start).total_seconds())
+    return None if moment is None else start.until(moment)
 
 
 def _date(value: str) -> datetime | None:
@@ -108,7 +118,7 @@ _BUCKET = re.compile(r"(?:^|-)(?:ratelimit|rate-limit|ratelimits)(?:-|$)")
 _STRUCTURED = re.compile(r"(?:^|[;,\s])\s*(remaining|resets?|r|t)\s*=\s*(\d{1,12})", re.IGNORECASE)
 
 
-def _exhausted(headers: Mapping[str, str], start: datetime | None) -> float | None:
+def _exhausted(headers: Mapping[str, str], start: _Start) -> float | None:
     """The latest reset among the buckets that are empty; where no bucket says how full it is, the latest at all."""
     left: dict[str, float | None] = {}
     resets: dict[str, float] = {}
@@ -158,14 +168,14 @@ def _vendors(headers: Mapping[str, str]) -> Iterator[float | None]:
         yield float(max(map(int, _AD_ACCOUNT.findall(headers["x-ad-account-usage"])), default=0)) or None
 
 
-def _in_bodies(parts: tuple[Any, ...], start: datetime | None) -> float | None:
+def _in_bodies(parts: tuple[Any, ...], start: _Start) -> float | None:
     for part in parts:
         for found in _in_body(part, start, 0):
             return found
     return None
 
 
-def _in_body(part: Any, start: datetime | None, depth: int) -> Iterator[float]:
+def _in_body(part: Any, start: _Start, depth: int) -> Iterator[float]:
     if depth > 5:
         return
     if isinstance(part, list | tuple):
@@ -312,7 +322,7 @@ _MOMENT = re.compile(
 )
 
 
-def _in_prose(message: str, start: datetime | None) -> float | None:
+def _in_prose(message: str, start: _Start) -> float | None:
     found = _PROSE.search(message)
     if found:
         return sum(float(n) * _unit(u) for n, u in _SPAN_PART.findall(found[1]))

@@ -110,7 +110,6 @@ FAMILY = Family(
                 InvalidParameterValue InvalidParameterException ResourceNotFoundException NoSuchBucket NoSuchKey
                 MissingAuthenticationToken ConditionalCheckFailedException MessageRejected"""
             ),
-            statuses=range(400, 500),
         ),
     ),
 )

@@ -143,6 +143,14 @@ MAY_HAVE_LEFT: tuple[Rule, ...] = (
     ),
 )
 
+THROTTLED = words(
+    """rate_limit_exceeded rate_limit_error rate_limit_reached rate_limited ratelimited ratelimit
+            rate_limit_hit too_many_requests too_many_requests_error throttled throttling throttle
+            request_throttled requests_throttled throttling_exception request_limit_exceeded
+            request_rate_limit_exceeded api_rate_limit_exceeded quota_rate_limit slow_down
+            rate_limit_exceeded_error user_rate_limit_exceeded concurrency_limit_exceeded
+            concurrent_limit_exceeded too_many_concurrent_requests"""
+)
 # Codes and sentences that mean the same wherever they stand in an error's own fields; "quota exceeded" alone is none.
 WORDS: tuple[Rule, ...] = (
     refused(
@@ -214,15 +222,15 @@ WORDS: tuple[Rule, ...] = (
         "http-throttled-by-code",
         "too many requests for this moment; the code says so, whatever the status",
         source="https://www.rfc-editor.org/rfc/rfc6585#section-4",
-        codes=words(
-            """rate_limit_exceeded rate_limit_error rate_limit_reached rate_limited ratelimited ratelimit
-            rate_limit_hit too_many_requests too_many_requests_error throttled throttling throttle
-            request_throttled requests_throttled throttling_exception request_limit_exceeded
-            request_rate_limit_exceeded api_rate_limit_exceeded quota_rate_limit slow_down
-            rate_limit_exceeded_error user_rate_limit_exceeded concurrency_limit_exceeded
-            concurrent_limit_exceeded too_many_concurrent_requests"""
-        ),
+        codes=THROTTLED,
         statuses=frozenset({400, 403, 420, 429, 503}),
+    ),
+    rate(
+        "http-throttled-inside",
+        "too many requests for this moment; said by a code inside an answer that looks like a success",
+        source="https://shopify.dev/docs/api/usage/limits",
+        codes=THROTTLED,
+        also=words("inside"),
     ),
     rate(
         "http-403-told-to-wait",

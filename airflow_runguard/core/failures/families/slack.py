@@ -13,7 +13,6 @@ FAMILY = Family(
             "slack-rate-limit",
             "too many requests for this moment",
             codes=words("ratelimited rate_limited"),
-            anywhere=True,
         ),
         rate(
             "slack-too-many-messages",
