@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.retry import GuardRetryPolicy
 
 _ROOMS = {
     "Applied": "core.guard",
     "Doubt": "core.guard",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
     "NotApplied": "core.errors",
     "PlanningError": "core.errors",
@@ -38,6 +40,7 @@ __all__ = [
     "Doubt",
     "Guard",
     "GuardContext",
+    "GuardRetryPolicy",
     "GuardedPythonOperator",
     "NotApplied",
     "PlanningError",

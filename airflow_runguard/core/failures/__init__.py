@@ -15,16 +15,29 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from airflow_runguard.core.failures import evidence, results
-from airflow_runguard.core.failures.answer import Answer
+from airflow_runguard.core.failures.answer import RESPONSE, Answer
+from airflow_runguard.core.failures.attempts import SWITCHES, attempts_before
 from airflow_runguard.core.failures.book import Book, installed, with_rules
 from airflow_runguard.core.failures.evidence import Sighting, Via
 from airflow_runguard.core.failures.families import FAMILIES
-from airflow_runguard.core.failures.reading import type_key
+from airflow_runguard.core.failures.reading import gather, type_key
 from airflow_runguard.core.failures.rule import Family, Rule
 from airflow_runguard.core.failures.waits import is_exhausted, wait_seconds
 from airflow_runguard.core.record import Effect, Failure, FailureClass
 
-__all__ = ["FAMILIES", "RULES", "Decision", "Family", "Rule", "classify", "classify_result", "decide"]
+__all__ = [
+    "FAMILIES",
+    "RULES",
+    "SWITCHES",
+    "Decision",
+    "Failure",
+    "Family",
+    "Rule",
+    "classify",
+    "classify_result",
+    "decide",
+    "hidden_retries",
+]
 
 RULES: tuple[Rule, ...] = tuple(rule for family in FAMILIES for rule in family.rules)
 
@@ -104,6 +117,23 @@ def decide(
         return _Case(error, book, now).decide(writes)
     except Exception as trouble:
         return _unreadable("error", trouble, writes=writes)
+
+
+def hidden_retries(value: object) -> str:
+    """What a call's result tells of requests that its client repeated, and the switch that ends it; '' for nothing.
+
+    Reads responses and botocore's answers, which keep count; other results keep none. Never raises.
+    """
+    try:
+        made = attempts_before(frozenset(), {"response": value}, gather(value, RESPONSE), answered=False)
+        told = [
+            *made.unproven,
+            *(f"a request before it ended with {type_key(type(error))}" for error in made.errors),
+            *(f"a request before it was answered with HTTP {status}" for status in made.statuses),
+        ]
+        return "; ".join(told)[:_MAX_EVIDENCE]
+    except Exception:
+        return ""
 
 
 def _unreadable(what: str, trouble: Exception, *, writes: bool) -> Decision:

@@ -73,6 +73,8 @@ def answer_of(
     headers = _headers(response, there, have)
     status = _status(error, response, there, types, have)
     parts = [part for raw in _raw(error, response, there, have) if raw is not None for part in _parsed(raw)]
+    if not types.isdisjoint(_TOLD_IN_TEXT):
+        parts += _parsed(document_in_text(text(error)))
     if status is None and not parts and not headers and packages(types) <= _SILENT:
         return Answer()
     said = _Said()
@@ -477,13 +479,22 @@ def _plain(error: object, there: Mapping[str, Any]) -> str:
     return "" if content.lstrip()[:1] == "<" and "<HttpError" not in content[:20] else content
 
 
-_REPR = re.compile(r"Error code: \d{3} - (\{.*\})", re.DOTALL)
+_PRINTED = re.compile(r"Error code: \d{3} - (\{.*\})", re.DOTALL)
+_BOTOCORE = re.compile(
+    r"An error occurred \((\w{1,100})\) when calling the (\w{1,100}) operation(?: \(reached max retries: (\d{1,3})\))?"
+)
+_GRPC = re.compile(r"status = StatusCode\.([A-Z_]{1,30})")
 
 
 def document_in_text(message: str) -> Any:
-    """The body that openai and anthropic print into their message, for where the text is all that is left."""
-    found = _REPR.search(message[:MAX_BODY])
+    """The body that a client printed into its message, for where only the text is left."""
     try:
-        return ast.literal_eval(found[1]) if found else None
+        if printed := _PRINTED.search(message[:MAX_BODY]):
+            return ast.literal_eval(printed[1])
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
+    if aws := _BOTOCORE.search(message[:MAX_TEXT]):
+        return {"Error": {"Code": aws[1]}, "ResponseMetadata": {"RetryAttempts": int(aws[3] or 0)}}
+    if grpc := _GRPC.search(message[:MAX_TEXT]):
+        return {"status": grpc[1]}
+    return None

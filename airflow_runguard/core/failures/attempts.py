@@ -102,7 +102,12 @@ class Attempts:
 
 
 def attempts_before(
-    types: frozenset[str], have: Mapping[str, Any], there: Mapping[str, Any], *, answered: bool, made_by_hand: bool
+    types: frozenset[str],
+    have: Mapping[str, Any],
+    there: Mapping[str, Any],
+    *,
+    answered: bool,
+    made_by_hand: bool = False,
 ) -> Attempts:
     """Everything that tells of attempts before this one, and what should tell of them but is not there.
 

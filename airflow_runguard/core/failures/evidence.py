@@ -97,7 +97,8 @@ def walk(error: BaseException) -> tuple[list[Sighting], bool]:
 
 
 def _sight(error: BaseException, via: Via, parent: Sighting | None) -> Sighting:
-    types = type_keys(type(error))
+    cls: Any = type(error)
+    types = type_keys(cls)
     lineage = via in (Via.ITSELF, Via.CAUSE, Via.MEMBER) and (parent is None or parent.spoken_for)
     have = gather(error, ERROR)
     response = have.get("response")

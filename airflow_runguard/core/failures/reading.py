@@ -28,7 +28,8 @@ def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
 
     Most of a hundred names are on no error; asking for each would be most of the work.
     """
-    listed = _by_class(type(thing), wanted)
+    cls: Any = type(thing)
+    listed = _by_class(cls, wanted)
     with suppress(Exception):  # it has no names of its own, or does not tell them
         listed = listed | wanted.intersection(vars(thing))
     found = {}
@@ -40,7 +41,7 @@ def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4_096)
-def _by_class(cls: type, wanted: frozenset[str]) -> frozenset[str]:
+def _by_class(cls: Any, wanted: frozenset[str]) -> frozenset[str]:
     """The wanted names that the class has; all of them where it makes names up."""
     known = {name for base in cls.__mro__[:-1] for name in vars(base) if isinstance(name, str)}
     return wanted if "__getattr__" in known else wanted & known
@@ -69,7 +70,7 @@ def names(listed: str) -> frozenset[str]:
 
 # Reading class names is most of the work, and the same few classes come again and again.
 @lru_cache(maxsize=4_096)
-def type_keys(cls: type) -> frozenset[str]:
+def type_keys(cls: Any) -> frozenset[str]:
     """The class and its bases as the rules name them."""
     return frozenset(map(type_key, cls.__mro__))
 

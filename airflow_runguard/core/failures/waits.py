@@ -61,7 +61,7 @@ class _Start:
         self.headers, self.now = headers, now
 
     def until(self, moment: datetime | float) -> float | None:
-        """Seconds until a moment (or seconds since 1970), never negative; ``None`` where nobody says what time it is."""
+        """Seconds until a moment (or seconds since 1970), never negative; ``None`` where nobody knows the time."""
         start = _date(self.headers.get("date", "")) or self.now
         if start is None:
             return None
