@@ -361,7 +361,7 @@ _CODE_FIELDS = names("""
     classification subcode
 """)
 _MESSAGE_FIELDS = names("""
-    message error_description description detail title msg error errormessage error_message quotaid quota_limit
+    message reason error_description description detail title msg error errormessage error_message quotaid quota_limit
     quota_unit quotalimit errors
 """)
 _WRAPPERS = names("""

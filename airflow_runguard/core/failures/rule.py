@@ -20,6 +20,10 @@ DAY = 3_600.0
 """Seconds below which no wait for a daily allowance may fall: it ends some time today, the vendor does not say when."""
 
 
+OPEN = frozenset({408, 423, 425, 499, 500, 502, 504})
+"""Statuses that leave open what happened. No code or sentence takes that back; a rule would have to name the status."""
+
+
 @lru_cache(maxsize=8_192)
 def fold(word: str) -> str:
     """A code as the rules compare it: ``RateLimitExceeded``, ``rate_limit_exceeded`` and ``RATE-LIMIT-EXCEEDED``."""
@@ -84,6 +88,10 @@ class Rule:
 
     def matches(self, types: frozenset[str], status: int | None, codes: frozenset[str]) -> bool:
         """Everything but the prose and the wait. A rule that names nothing recognises nothing."""
+        if status in OPEN and self.effect is Effect.NOT_APPLIED and not self.types:
+            named = isinstance(self.statuses, frozenset) and status in self.statuses
+            if not named and (self.codes or self.code_like or self.text):
+                return False
         return (
             (not self.types or not self.types.isdisjoint(types))
             and (not self.statuses or (status is not None and status in self.statuses))
