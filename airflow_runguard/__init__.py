@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.retry import GuardRetryPolicy
     from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
@@ -24,6 +25,7 @@ _ROOMS = {
     "Doubt": "core.guard",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
     "NotApplied": "core.errors",
     "PlanningError": "core.errors",
@@ -42,6 +44,7 @@ __all__ = [
     "Doubt",
     "Guard",
     "GuardContext",
+    "GuardRetryPolicy",
     "GuardedPythonOperator",
     "NotApplied",
     "PlanningError",
