@@ -16,10 +16,17 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.classifier import classify_us
 from benchmarks.speed import DEPLOYMENT, Bench
 from demo.servers import Postgres, Redis
 
-LIMITS = {"first_vs_bare": 1.6, "replay_vs_select": 2.0, "claim_1m_vs_empty": 1.15, "task_rss_mb": 15.0}
+LIMITS = {
+    "first_vs_bare": 1.6,
+    "replay_vs_select": 2.0,
+    "claim_1m_vs_empty": 1.15,
+    "task_rss_mb": 15.0,
+    "classify_us": 100.0,
+}
 ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full")
 
 
@@ -46,6 +53,7 @@ def main() -> int:
         "replay_vs_select": medians["replay"] / medians["select"],
         "claim_1m_vs_empty": medians["claim_full"] / medians["claim_empty"],
         "task_rss_mb": memory,
+        "classify_us": classify_us(),
     }
     report(figures, medians, {"calls": calls, "rounds": rounds, "rows": rows, "short": short})
     return 0
