@@ -16,6 +16,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.classifier import classify_us
 from benchmarks.speed import DEPLOYMENT, Bench
 from benchmarks.waiting import measure
 from demo.servers import Postgres, Redis
@@ -28,6 +29,7 @@ LIMITS = {
     "gate_vs_redis": 1.5,
     "resume_s": 1.0,
     "tick_ms": 5.0,
+    "classify_us": 100.0,
 }
 ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full", "claim_gated", "redis")
 
@@ -61,6 +63,7 @@ def main() -> int:
         "gate_vs_redis": max(0.0, medians["claim_gated"] - medians["claim_empty"]) / medians["redis"],
         "resume_s": resume,
         "tick_ms": tick,
+        "classify_us": classify_us(),
     }
     report(figures, medians, {"calls": calls, "rounds": rounds, "rows": rows, "short": short})
     return 0
