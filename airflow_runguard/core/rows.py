@@ -87,7 +87,16 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "max_claims": order.max_claims,
         "max_call_time": order.max_call_time,
         "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+        "partition": order.partition,
+        "amount": order.amount,
+        "currency": order.currency,
+        "gate": order.gate,
+        **pause_parameters(order),
     }
+
+
+def pause_parameters(order: Order) -> dict[str, Any]:
+    return {"rate": order.resume_rate, "max_pauses": order.max_pauses, "max_pause": order.max_pause}
 
 
 def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) -> bool:
@@ -226,6 +235,11 @@ def record_of(row: Mapping[str, Any]) -> Record:
         ),
         store_result=row["store_result"],
         result=result,
+        gate=row["gate"] or "",
+        partition=row["partition"] or "",
+        amount=row["amount"],
+        currency=row["currency"] or "",
+        progress=object_of(row["progress"]),
         error=row["error"],
         evidence=row["evidence"],
         created_at=row["created_at"],

@@ -15,6 +15,7 @@ create table runguard.meta (
     database_oid      bigint not null,
     epoch             integer not null default 1,                   -- rises when a person acknowledges lost time
     lost              text,                                         -- why time is known to be lost; null = it is not
+    freezes           integer not null default 0,                   -- in force (see freeze); 0 spares every claim the look
     unknown_before    timestamptz                                   -- absent keys of runs older than this are in doubt
 );
 
@@ -39,6 +40,7 @@ create table runguard.record (
     fence            bigint not null default 0,
     claims           integer not null default 0,                            -- since the last booked outcome
     pauses           integer not null default 0,                            -- since the last progress
+    paused_since     timestamptz,                                           -- the first of these pauses
     open_calls       integer not null default 0,
     late_applied     integer not null default 0,                            -- "applied" reported by stale holders
     -- the holder, or the last one
@@ -57,6 +59,8 @@ create table runguard.record (
     hold_until       timestamptz,                           -- max_hold: no renewal reaches beyond it
     no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
     resume_at        timestamptz,
+    gate             varchar(512),                          -- the vendor allowance that it asks before each call
+    gate_epoch       integer,                               -- of the gate as the last intent saw it
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
     first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
     -- the order
@@ -67,6 +71,10 @@ create table runguard.record (
     payload_fields   text not null,                         -- JSON: field -> digest
     payload_readable text not null,                         -- JSON: what a person or a reconciler can look up by
     payload_accepted boolean not null default false,        -- a person lets the next claim bring another payload
+    partition        text,                                  -- of Airflow's run: date or key
+    amount           numeric,                               -- what is at stake, where the author says so
+    currency         text,
+    progress         text not null default '{}',            -- JSON: how far a batch is
     -- the result
     store_result     text not null,
     result           bytea,
@@ -85,6 +93,7 @@ create table runguard.record (
 
 -- Everything that may need somebody; renewals of a lease stay out of the index.
 create index record_unfinished on runguard.record (state, id) where state <> 'done';
+create index record_waits_at on runguard.record (deployment, gate, resume_at) where state = 'paused';
 
 create table runguard.call (
     record_id        bigint not null,
@@ -127,6 +136,83 @@ create table runguard.event (
     mark       text                                         -- the holder's nonce: tells events of one number apart (P14)
 );
 create index event_of_record on runguard.event (record_id, id);
+
+-- One allowance of one vendor, shared by all tasks that name it (quota=). Closed until a time; those that wait are let
+-- through one by one, each at the slot that it reserved.
+create table runguard.gate (
+    deployment   text not null,
+    name         varchar(512) not null,
+    epoch        integer not null default 1,                -- rises when a person opens it: an older answer closes nothing
+    closed_until timestamptz not null default '-infinity',
+    next_slot    timestamptz not null default '-infinity',  -- the last slot that was given away
+    rate         double precision check (rate > 0),         -- slots a second; null = [runguard] resume_rate
+    why          text not null default '',
+    actor        text not null default '',
+    updated_at   timestamptz not null default clock_timestamp(),
+    primary key (deployment, name)
+);
+
+-- No new call starts in its scope until it is thawed. Its line stays as history.
+create table runguard.freeze (
+    id          bigint generated always as identity primary key,
+    deployment  text not null,
+    scope       text not null check (scope in ('all', 'dag_id', 'namespace', 'key_prefix')),
+    value       text not null default '',
+    at          timestamptz not null default clock_timestamp(),
+    actor       text not null,
+    reason      text not null,
+    thawed_at   timestamptz,
+    thawed_by   text,
+    thaw_reason text
+);
+create unique index freeze_in_force on runguard.freeze (deployment, scope, value) where thawed_at is null;
+
+-- What people are to be told, booked with the change that it tells of; sent once, by whoever takes it first.
+create table runguard.notice (
+    id         bigint generated always as identity primary key,
+    deployment text not null,
+    record_id  bigint not null default 0,                   -- 0 = about the ledger itself
+    generation bigint not null default 0,                   -- of the record; of the ledger: the event's number
+    kind       text not null,
+    at         timestamptz not null default clock_timestamp(),
+    reason     text not null default '',
+    taken_at   timestamptz,
+    taken_by   text,
+    sent_at    timestamptz,
+    error      text,                                        -- why it could not be sent
+    unique (record_id, generation, kind)
+);
+create index notice_unsent on runguard.notice (id) where sent_at is null;
+
+-- A task that is parked in Airflow with a form about a record in doubt.
+create table runguard.question (
+    ti_id      text primary key,
+    record_id  bigint not null,
+    generation integer not null,
+    dag_id     text not null,
+    task_id    text not null,
+    run_id     text not null,
+    map_index  integer not null,
+    at         timestamptz not null default clock_timestamp(),
+    closed_at  timestamptz
+);
+create index question_open on runguard.question (record_id) where closed_at is null;
+
+-- Triggerers that watch this ledger, so that a task knows whether somebody would wake it.
+create table runguard.watcher (
+    name       text primary key,
+    at         timestamptz not null,
+    waits      integer not null default 0
+);
+
+-- How often a stored result was given back instead of calling again. A count for people; no promise hangs on it.
+create table runguard.prevented (
+    deployment text not null,
+    namespace  varchar(512) not null,
+    day        date not null,
+    times      bigint not null default 1,
+    primary key (deployment, namespace, day)
+);
 
 create function runguard.refuse_change() returns trigger language plpgsql as $$
 begin
