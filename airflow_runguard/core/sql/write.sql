@@ -7,9 +7,8 @@
 -- says what the long way says; in any other case it finds no row and the long way decides.
 --
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
--- when a paused one resumes)
--- and one of kind 'intent' for each intent (verdict: run | replay | in_doubt | paused | gated | frozen | failed |
--- open | lost).
+-- when a paused one resumes) and one of kind 'intent' for each intent (verdict: run | replay | in_doubt | paused | gated |
+-- frozen | failed | open | lost).
 
 -- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", a record
 -- that would be run again goes (back) to in_doubt, and a running later holder is told before its next call.
