@@ -108,6 +108,7 @@ def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_
         "resolve": ["a", "--happened"],
         "db acknowledge-restore": ["--nothing-lost"],
         "bypass": ["a", "--namespace", "n"],
+        "classify": ["--status", "429"],
         "freeze": ["--all"],
         "thaw": ["--all"],
         "quota close": ["g", "--for", "30m"],
