@@ -7,7 +7,7 @@ command to type.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -23,16 +23,29 @@ BODY = "body"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The vendor says that it happened, with this result."""
+    """The vendor says that it happened, with this result.
+
+    :param reference: the vendor's own name for it, kept with the call.
+    """
 
     result: Any = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """The vendor could not say."""
+    """The vendor could not say. :param seconds: after which it is worth asking again, where that is known."""
 
     reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """It did not happen, and whoever might still have brought it about can no longer: proof at any time, while a look
+    that finds nothing is proof only after the call can no longer arrive."""
+
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +54,24 @@ class Doubt:
 
     :param vendor_key: the idempotency key that the call carried.
     :param intent: the call's readable arguments (for a whole body: the order's readable fields).
+    :param now: the ledger's time when the asking began; count from it, never by this machine's clock.
     """
 
     record: Record
     call: Call
     vendor_key: str
     intent: Any
+    now: datetime
+
+    @property
+    def external_id(self) -> str:
+        """The vendor's own name for it, where ``guard.remember`` kept one; else ''."""
+        return self.call.external_id
 
 
-Reconcile = Callable[[Doubt], Applied | NotApplied | StillUnknown]
+Answer = Applied | NotApplied | StillUnknown
+Reconcile = Callable[[Doubt], Answer | Fenced | Awaitable[Answer] | None]
+"""A function that asks the vendor; ``None`` = this doubt is none that it can ask about."""
 
 
 # -- what a door brings, and what it gets back ------------------------------------------------------------------------
