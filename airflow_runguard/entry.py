@@ -29,7 +29,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec
+from airflow_runguard import codec, sqlguard
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
@@ -193,7 +193,6 @@ class Entry:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        on_doubt = self.guard.on_doubt
         return core.Work(
             order=order,
             holder=holder,
@@ -201,7 +200,8 @@ class Entry:
             dump=codec.dump,
             load=codec.load,
             signal=self._signal,
-            reconcile=on_doubt if callable(on_doubt) else None,
+            reconcile=sqlguard.answers(self.guard.on_doubt),
+            transaction=sqlguard.SqlTransaction,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
         )

@@ -17,13 +17,15 @@ from typing import Any, TypeVar, cast
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError
 from airflow_runguard.core.failures import classify
-from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Written
+from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Result, Written
 from airflow_runguard.core.work import (
     BODY,
+    IN_SQL,
     THAW,
     Done,
     Ended,
     Interrupt,
+    Marker,
     Waiting,
     Work,
     dumped,
@@ -48,6 +50,14 @@ def never_ran(value: object) -> bool:
         value.close()
         return True
     return inspect.isasyncgen(value)
+
+
+def _accept(what: str, value: object) -> None:
+    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come."""
+    if never_ran(value):
+        raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
+    if hasattr(value, "add_done_callback"):
+        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
 
 
 _current: ContextVar[GuardContext | None] = ContextVar("runguard", default=None)
@@ -135,22 +145,68 @@ class GuardContext:
         :returns: what ``fn`` returned, now or the first time.
         :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
         """
+
+        def make(go: _Go) -> T:
+            value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
+            _accept(f"guard.call({name!r})", value)
+            return value
+
+        return self._made(name, arguments, make, classify)
+
+    def sql(self, name: str, conn_id: str, fn: Callable[..., T], /, *args: Any, **arguments: Any) -> T:
+        """Have an effect in a database, with its proof in the same transaction: there is no doubt afterwards.
+
+        ``fn(connection, *args, **arguments)`` runs in a transaction that is committed when it returns and rolled back
+        when it raises; it may not end the transaction itself. All of its effect must be in that transaction: what it
+        does elsewhere is not undone and not proven. The proof is a line of the table ``runguard_marker`` in that
+        database, which is created on first use where that is allowed (docs/doubt.md has its DDL).
+
+        :param name: of the call, as in :meth:`call`.
+        :param conn_id: the Connection of a PostgreSQL, MySQL or SQLite database.
+        :returns: what ``fn`` returned, now or in the try that committed.
+        :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
+        """
+        if self._work.transaction is None:
+            raise PlanningError("guard.sql was called where there are no Connections.")
+        transaction = self._work.transaction(conn_id)
+        work = self._work
+
+        def make(go: _Go) -> T:
+            stores = work.order.store_result == "all"
+            marker = Marker(
+                go.vendor_key,
+                self._claim.fence,
+                stores,
+                dump=lambda value: dumped(work, value) if stores else Result(None),
+                load=work.load,
+            )
+            value: T = transaction.make(
+                marker,
+                lambda connection: fn(connection, *args, **arguments),
+                lambda value: _accept(f"guard.sql({name!r})", value),
+            )
+            return value
+
+        return self._made(name, {IN_SQL: conn_id, **arguments}, make, transaction.judge)
+
+    def _made(
+        self,
+        name: str,
+        readable: dict[str, Any],
+        make: Callable[[_Go], T],
+        judge: Callable[[BaseException], Failure],
+    ) -> T:
+        """Intent, call, outcome. :param judge: what an error of ``make`` means."""
         with self._alone(name):
             with self._asking(name):
-                answer = self._intent(name, arguments).result()
+                answer = self._intent(name, readable).result()
             go = self._go(name, answer)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             try:
-                value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-                if never_ran(value):
-                    raise NotApplied(
-                        f"What guard.call({name!r}) was given is async or yields: nothing ran.", ASYNC_CALL
-                    )
-                if hasattr(value, "add_done_callback"):
-                    raise PlanningError(f"guard.call({name!r}) got a future, whose work may still come.", WAIT_FOR_IT)
+                value = make(go)
             except BaseException as error:
-                self._failed(name, error).result()
+                self._failed(name, error, judge(error)).result()
                 raise
             self._ended(name, value).result()
             return value
@@ -275,8 +331,8 @@ class GuardContext:
             case _:
                 raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
-    def _failed(self, name: str, error: BaseException) -> Answer[Written]:
-        failure = classify(error)
+    def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
+        failure = failure or classify(error)
         self._failures.append((error, failure))
         return self._booked(Outcome(name, failure=failure, error=said(error)))
 

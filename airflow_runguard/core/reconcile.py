@@ -21,7 +21,7 @@ from airflow_runguard.core.failures import classify
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Record, Result, State
 from airflow_runguard.core.rows import DEFAULT_PAUSE
-from airflow_runguard.core.work import BODY, Applied, Doubt, Fenced, Reconcile, StillUnknown, said
+from airflow_runguard.core.work import BODY, NOT_STORED, Applied, Doubt, Fenced, Reconcile, StillUnknown, said
 
 log = logging.getLogger("airflow_runguard")
 
@@ -144,8 +144,8 @@ def _settled(
             # Looked for at a time when the call could still arrive: what is not there may come after the look.
             return Finding(name, "too_early", f"{answer.what}; it may still arrive", early)
         case Applied():
-            stored = dump(answer.result)
-            word, why, result, reference = "happened", "it is there", stored.data, answer.reference
+            result = None if answer.result is NOT_STORED else dump(answer.result).data
+            word, why, reference = "happened", "it is there", answer.reference
         case NotApplied() | Fenced():
             word, why, result, reference = "did_not_happen", answer.what, None, None
     verdict = on_ledger(

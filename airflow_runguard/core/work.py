@@ -10,12 +10,17 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
-from airflow_runguard.core.record import Call, Claim, Holder, Order, Record, Result, Verdict
+from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Verdict
 
 log = logging.getLogger("airflow_runguard")
+
+IN_SQL = "runguard.sql"
+"""In the intent of a call of ``guard.sql``: the Connection of its target. A call's argument cannot have this name."""
+NOT_STORED: Any = object()
+"""The result of something that happened and whose result is not known (any more)."""
 
 BODY = "body"
 """The name of the one call of a function or operator that is a single call."""
@@ -74,6 +79,29 @@ Reconcile = Callable[[Doubt], Answer | Fenced | Awaitable[Answer] | None]
 """A function that asks the vendor; ``None`` = this doubt is none that it can ask about."""
 
 
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """By what a target database knows one call of ``guard.sql``.
+
+    :param key: the call's vendor key.
+    :param stores: whether the result is kept; then ``dump`` and ``load`` give it back equal.
+    """
+
+    key: str
+    fence: int
+    stores: bool
+    dump: Callable[[Any], Result]
+    load: Callable[[bytes], Any]
+
+
+class Transaction(Protocol):
+    """A call's effect in a database that keeps the proof beside it (``sqlguard.py``)."""
+
+    def make(self, marker: Marker, fn: Callable[[Any], Any], accept: Callable[[Any], None]) -> Any: ...
+
+    def judge(self, error: BaseException) -> Failure: ...
+
+
 # -- what a door brings, and what it gets back ------------------------------------------------------------------------
 
 
@@ -98,6 +126,7 @@ class Work:
     :param body: called with the guard (``context.py``) once the record is granted.
     :param dump, load: the result to bytes and back; ``dump`` raises where ``load`` would not give back an equal value.
     :param signal: what a control-flow exception of the body means; ``None`` = it is an error.
+    :param transaction: opens a database for ``guard.sql``, by the name of its Connection.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
     """
 
@@ -108,6 +137,7 @@ class Work:
     load: Callable[[bytes], Any]
     signal: Callable[[BaseException], HandOver | Decision | None] = lambda error: None
     reconcile: Reconcile | None = None
+    transaction: Callable[[str], Transaction] | None = None
     single_request: bool = False
     allow_no_call: bool = False
 
