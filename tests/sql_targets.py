@@ -21,7 +21,6 @@ from typing import Any, Self
 
 import psycopg
 import pymysql
-from airflow.providers.common.sql.hooks.sql import DbApiHook
 
 from airflow_runguard import codec
 from airflow_runguard.core import guard
@@ -33,15 +32,14 @@ from tests.core import engine
 ROOT = Path(__file__).parents[1]
 
 
-class MySqlHook(DbApiHook):
+class MySqlHook:
     """What guard.sql uses of Airflow's MySqlHook, whose driver has no wheel: the same statements, by PyMySQL."""
 
     dialect_name = "mysql"
+    placeholder = "%s"
 
     def __init__(self, url: str) -> None:
-        super().__init__()
         self._url = json.loads(url)
-        self._placeholder = "%s"
 
     def get_conn(self) -> Any:
         return pymysql.connect(**self._url)

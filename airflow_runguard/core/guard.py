@@ -45,6 +45,7 @@ from airflow_runguard.core.work import (
     Passed,
     Reconcile,
     StillUnknown,
+    Submitted,
     Waiting,
     Work,
     dumped,
@@ -69,6 +70,7 @@ __all__ = [
     "Passed",
     "Reconcile",
     "StillUnknown",
+    "Submitted",
     "Waiting",
     "Work",
     "current_guard",
@@ -258,6 +260,9 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     failure = _of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
+    if written.state is State.IN_DOUBT and guard.job_goes_on(error):
+        what = f"{said(error)}. The job goes on at the vendor; nothing is sent again, this task comes back to it."
+        return Waiting(what, SOON, record_id=guard.record_id)
     if written.state is State.IN_DOUBT:
         return in_doubt(work.order, said(error), seconds=SOON, error=error)
     if failure is not None and failure.pausable and written.state in (State.PAUSED, State.FAILED):

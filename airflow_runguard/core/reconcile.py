@@ -21,7 +21,18 @@ from airflow_runguard.core.failures import classify
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Record, Result, State
 from airflow_runguard.core.rows import DEFAULT_PAUSE
-from airflow_runguard.core.work import BODY, NOT_STORED, Applied, Doubt, Fenced, Reconcile, StillUnknown, said
+from airflow_runguard.core.work import (
+    BODY,
+    NOT_STORED,
+    Answer,
+    Applied,
+    Doubt,
+    Fenced,
+    Reconcile,
+    StillUnknown,
+    Submitted,
+    said,
+)
 
 log = logging.getLogger("airflow_runguard")
 
@@ -33,8 +44,8 @@ DOUBTFUL = (CallState.STARTED, CallState.IN_DOUBT)
 class Finding:
     """What came of asking about one call.
 
-    :param word: ``happened`` or ``did_not_happen`` (booked) · ``too_early`` (nothing found, but the call may still
-        arrive) · ``still_unknown`` · ``wait`` (the look-up itself was told to wait) · ``error`` (it failed) ·
+    :param word: ``happened``, ``did_not_happen`` or ``submitted`` (booked) · ``too_early`` (nothing found, but the call
+        may still arrive) · ``still_unknown`` · ``wait`` (the look-up itself was told to wait) · ``error`` (it failed) ·
         ``nobody`` (there is nobody to ask) · ``moved`` (meanwhile somebody else changed the record).
     :param seconds: when it is worth asking again, where that is known.
     """
@@ -46,7 +57,7 @@ class Finding:
 
     @property
     def settled(self) -> bool:
-        return self.word in ("happened", "did_not_happen")
+        return self.word in ("happened", "did_not_happen", "submitted")
 
 
 def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
@@ -95,7 +106,7 @@ def settle(
     return findings
 
 
-def ask(reconcile: Reconcile, doubt: Doubt) -> Applied | NotApplied | Fenced | StillUnknown | Finding | None:
+def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
     """The answer of one function, sync or async; where there is none, the :class:`Finding` that says why.
 
     Signals (an execution timeout, say) go through: they say nothing about the vendor.
@@ -113,7 +124,7 @@ def ask(reconcile: Reconcile, doubt: Doubt) -> Applied | NotApplied | Fenced | S
             return Finding(doubt.call.name, "wait", f"the look-up was told to wait: {said(error)}", seconds)
         log.warning("The look-up for %s failed; it stays in doubt.", doubt.record.identity, exc_info=True)
         return Finding(doubt.call.name, "error", f"the look-up failed: {said(error)}")
-    if answer is None or isinstance(answer, Applied | NotApplied | Fenced | StillUnknown):
+    if answer is None or isinstance(answer, Applied | NotApplied | Fenced | StillUnknown | Submitted):
         return answer
     return StillUnknown(f"the look-up answered {answer!r}, which is none of Applied, NotApplied, StillUnknown")
 
@@ -140,6 +151,14 @@ def _settled(
             return Finding(name, "nobody", "there is nobody to ask")
         case StillUnknown(reason=reason):
             return Finding(name, "still_unknown", reason or "it could not be said", answer.seconds)
+        case Submitted(external_id=job):
+            verdict = on_ledger(
+                lambda: ledger.adopt(record.id, call=name, external_id=job, seen_fence=record.fence, actor=actor)
+            )
+            word = "submitted" if verdict == "ok" else "moved"
+            return Finding(
+                name, word, f"it is job {job}" if verdict == "ok" else f"somebody else settled it ({verdict})"
+            )
         case NotApplied() if early is not None:
             # Looked for at a time when the call could still arrive: what is not there may come after the look.
             return Finding(name, "too_early", f"{answer.what}; it may still arrive", early)

@@ -46,6 +46,13 @@ class StillUnknown:
 
 
 @dataclass(frozen=True, slots=True)
+class Submitted:
+    """The vendor has the job that the call submitted, under this name: the next try attaches to it."""
+
+    external_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Fenced:
     """It did not happen, and whoever might still have brought it about can no longer: proof at any time, while a look
     that finds nothing is proof only after the call can no longer arrive."""
@@ -74,7 +81,7 @@ class Doubt:
         return self.call.external_id
 
 
-Answer = Applied | NotApplied | StillUnknown
+Answer = Applied | NotApplied | StillUnknown | Submitted
 Reconcile = Callable[[Doubt], Answer | Fenced | Awaitable[Answer] | None]
 """A function that asks the vendor; ``None`` = this doubt is none that it can ask about."""
 

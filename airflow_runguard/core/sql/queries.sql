@@ -32,6 +32,13 @@ select * from runguard.sweep(%(actor)s, %(limit)s::int)
 select runguard.resolve(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(call)s, %(result)s::bytea, %(reference)s,
                         %(actor)s, %(reason)s, %(force)s) as verdict
 
+-- name: remember
+select runguard.remember(%(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(call)s, %(external_id)s,
+                         %(submitted)s) as verdict
+
+-- name: adopt
+select runguard.adopt(%(record_id)s, %(seen_fence)s::bigint, %(call)s, %(external_id)s, %(actor)s) as verdict
+
 -- name: reopen
 select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
 
