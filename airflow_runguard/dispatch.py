@@ -165,9 +165,19 @@ def _do(
         return commands.db_upgrade(door.connect, deployment=door.deployment, sql=False)
     if name == "doctor":
         return commands.doctor(door.connect, deployment=door.deployment, settings=door.settings)
+    if name == "reconcile" and door.settings is None:
+        raise PlanningError(
+            "The functions that ask the vendors are in the DAGs, which only Airflow can load. Nobody was asked.",
+            "Run `airflow runguard reconcile` where Airflow runs.",
+        )
     ledger = Ledger(door.connect, deployment=door.deployment)
     try:
         ledger.check()
+        if name == "reconcile":
+            from airflow_runguard.reconcile import Functions, settle_all
+
+            scope = {"dag_id": args.dag_id, "namespace": args.namespace, "prefix": args.key_prefix}
+            return settle_all(ledger, Functions(), actor=f"reconcile, started by {_actor(args)}", **scope)
         return _with_ledger(name, args, ledger, changes, getattr(door.settings, "resume_rate", RESUME_RATE))
     finally:
         ledger.close()

@@ -149,7 +149,7 @@ class Entry:
                 record = ledger.get(work.order.identity)
                 text = how.message if isinstance(how, core.Ended) else how.reason
                 ledger.tell(record.id if record else 0, record.generation if record else 0, how.tells, text)
-        if not isinstance(how, core.InDoubt) or _is_test():
+        if not isinstance(how, core.InDoubt) or is_test():
             return how
         if how.seconds is not None and (how.who == "reconcile" or early):
             return core.Waiting(how.message, how.seconds)
@@ -190,7 +190,7 @@ class Entry:
                 "iterator?), so it cannot name the same work tomorrow."
             )
         guard = self.guard
-        deployment = self.deployment = options.test_deployment if _is_test() else options.deployment
+        deployment = self.deployment = options.test_deployment if is_test() else options.deployment
         namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
         on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
         dag_run: Any = self.context.get("dag_run")
@@ -514,7 +514,7 @@ def _replaced(value: Any, key: str) -> Any:
     return value
 
 
-def _is_test() -> bool:
+def is_test() -> bool:
     """Whether ``dag.test()`` or ``airflow tasks test`` runs this: then Airflow's supervisor lives in this process."""
     from airflow.sdk.execution_time import task_runner
 

@@ -179,6 +179,10 @@ class Worker:
                 return
         raise AssertionError("it never came to its step")
 
+    def die(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
     def go_on(self) -> str:
         """Let it run to its end; what it says then."""
         out, _ = self.process.communicate("\n", timeout=60)

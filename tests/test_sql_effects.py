@@ -88,17 +88,36 @@ def test_p02_it_is_booked_once_and_given_back(target: Target, ledger_url: str, l
 def test_p03_after_a_kill_the_marker_decides_and_nobody_is_asked(
     target: Target, ledger_url: str, ledger: Ledger, step: str
 ) -> None:
+    assert target.attempt(ledger_url, order("first"), booking(target, "first")) == guard.Done(1, replayed=False)
     worker = Worker(target, ledger_url, "k", step)
-    worker.process.kill()
-    worker.process.wait()
+    worker.die()
     how = until(
         lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
     )
-    assert how == guard.Done(1, replayed=False)
-    assert target.rows() == [(1, "k")]
-    kinds = [event.kind for event in ledger.events(1)]
-    assert "resolved" in kinds, "the doubt was settled by the marker"
-    assert the_call(ledger).state is CallState.DONE
+    assert how == guard.Done(2, replayed=False)
+    assert target.rows() == [(1, "first"), (2, "k")]
+    assert "resolved" in [event.kind for event in ledger.events(2)], "the doubt was settled by the marker"
+    (call,) = ledger.calls(2)
+    assert call.state is CallState.DONE
+
+
+def test_p03_a_target_without_the_markers_table_is_perhaps_another_one_and_proves_nothing(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    worker = Worker(target, ledger_url, "k", "in the transaction")
+    worker.die()
+    until(lambda: not isinstance(target.attempt(ledger_url, order(), _never), guard.Waiting))
+    assert ledger.list()[0].state is State.PENDING
+    other = Worker(target, ledger_url, "k", "in the transaction")
+    other.die()
+    target.run("drop table runguard_marker")
+    how = until(lambda: target.attempt(ledger_url, order(), _never), lambda how: not isinstance(how, guard.Waiting))
+    assert isinstance(how, guard.InDoubt)
+    assert target.rows() == []
+
+
+def _never(context: guard.GuardContext) -> None:
+    raise RuntimeError("this body makes no call")
 
 
 @pytest.mark.parametrize("step", ["before the marker", "in the transaction"])
@@ -107,6 +126,7 @@ def test_p05_a_sleeper_that_wakes_up_after_another_has_done_it_commits_nothing(
 ) -> None:
     if target.kind == "sqlite" and step == "in the transaction":
         pytest.xfail("SQLite has one writer: while the sleeper's transaction is open nobody else can book anything")
+    target.attempt(ledger_url, order("first"), booking(target, "first"))
     worker = Worker(target, ledger_url, "k", step)
     worker.process.send_signal(signal.SIGSTOP)
     try:
@@ -117,8 +137,8 @@ def test_p05_a_sleeper_that_wakes_up_after_another_has_done_it_commits_nothing(
     finally:
         worker.process.send_signal(signal.SIGCONT)
     worker.go_on()
-    assert target.rows() == [(how.value, "k")]
-    assert ledger.list()[0].state is State.DONE
+    assert target.rows() == [(1, "first"), (how.value, "k")]
+    assert [record.state for record in ledger.list()] == [State.DONE, State.DONE]
 
 
 def test_p03_what_the_function_raises_is_rolled_back_and_proven_not_applied(

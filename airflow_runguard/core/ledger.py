@@ -207,6 +207,33 @@ class Ledger:
             "adopt", record_id=record_id, call=call, external_id=clean(external_id), seen_fence=seen_fence, actor=actor
         )
 
+    def lines(
+        self, begin: datetime, end: datetime, *, namespace: str | None = None, dag_id: str | None = None
+    ) -> Sequence[tuple[int, Identity, Call]]:
+        """The calls that were under way in a span of time, each with its record's id and name."""
+        where = {"deployment": self.deployment, "namespace": namespace, "dag_id": dag_id}
+        rows = self._all("lines", {"begin": begin, "end": end, **where})
+        return [
+            (row["record_id"], Identity(self.deployment, row["namespace"], row["key"]), call_of(row)) for row in rows
+        ]
+
+    def note_difference(
+        self, record_id: int | None, generation: int | None, kind: str, *, actor: str, reason: str, detail: str
+    ) -> bool:
+        """Book where the ledger and the vendor's list differ; whether it was not booked before."""
+        row = self._one(
+            "note_difference",
+            {
+                "record_id": record_id,
+                "generation": generation,
+                "kind": kind,
+                "actor": actor,
+                "reason": clean(reason),
+                "detail": clean(detail),
+            },
+        )
+        return bool(row["new"])
+
     def sweep(self, actor: str, limit: int = 1000) -> list[tuple[Identity, State]]:
         """Settle what died: an open call goes to ``in_doubt``, a record that never called to ``pending``."""
         rows = self._all("sweep", {"actor": actor, "limit": limit})

@@ -1,4 +1,4 @@
--- Submitted jobs: the vendor's own name for what a call set going, kept before anybody waits for it.
+-- What vendors say: the name of what a call set going, and where their book and ours differ.
 
 -- p_submitted: a later holder may attach to it by this name; otherwise it is only something to look up by. Answers 'ok',
 -- or 'lost' where the call is no longer this holder's; the name is kept as evidence all the same.
@@ -60,4 +60,21 @@ begin
     perform runguard.book(r, 'remembered', p_actor, '', json_build_object('call', p_call, 'external_id', p_external_id,
         'submitted', true, 'adopted', true)::text);
     return 'ok';
+end $$;
+
+-- A difference between the ledger and what the vendor lists. Booked once; says whether it is new. p_record_id = null: an
+-- effect without a line.
+create or replace function runguard.note_difference(
+    p_record_id bigint, p_generation integer, p_kind text, p_actor text, p_reason text, p_detail text
+) returns boolean language plpgsql as $$
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    if exists (select from runguard.event e where e.record_id is not distinct from p_record_id and e.kind = p_kind
+                  and e.generation is not distinct from p_generation and e.detail = p_detail) then
+        return false;
+    end if;
+    insert into runguard.event (record_id, generation, kind, actor, reason, detail)
+    values (p_record_id, p_generation, p_kind, p_actor, p_reason, p_detail);
+    return true;
 end $$;
