@@ -30,7 +30,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human, sqlguard
+from airflow_runguard import codec, human, jobs, sqlguard
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
@@ -286,7 +286,10 @@ class Entry:
         object.__setattr__(self.operator, "_guard_context", guard)
         with self._recorded_xcoms(), self._recorded_return() as returned:
             try:
-                value = body()
+                if self.adapter.job is not None and guard.body_is_call and self.resumes is None:
+                    value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)
+                else:
+                    value = body()
             except BrokenPipeError:
                 if not returned:
                     raise

@@ -36,7 +36,7 @@ def target(
     request: pytest.FixtureRequest, tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Target]:
     monkeypatch.setenv("AIRFLOW_CONN_ORDERS", "")
-    orders = "create table orders (id integer primary key, customer varchar(100))"
+    orders = "create table orders (id integer, customer varchar(100))"
     match request.param:
         case "postgresql":
             with empty_database(postgres) as url:
@@ -271,7 +271,7 @@ def test_p12_without_the_right_to_create_the_table_nothing_is_done_and_the_ddl_i
         target = Target("postgresql", url)
         monkeypatch.setenv("AIRFLOW_CONN_ORDERS", url)
         target.run(
-            "create table orders (id integer primary key, customer varchar(100))",
+            "create table orders (id integer, customer varchar(100))",
             "revoke create on schema public from public",
             "drop role if exists clerk",
             "create role clerk login password 'c'",

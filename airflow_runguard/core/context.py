@@ -120,6 +120,7 @@ class GuardContext:
     _unbooked: set[str] = field(default_factory=set)
     """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
+    _job: str = ""
     _followed: dict[int, BaseException] = field(default_factory=dict)
     """Errors that came after a job was submitted and its name was kept."""
     interrupt: Interrupt | None = None
@@ -279,6 +280,32 @@ class GuardContext:
                 if again or not found:
                     raise
         raise AssertionError("unreachable")
+
+    def submitted(self) -> str:
+        """The job that an earlier try of this body submitted; '' = none."""
+        return self._writer.external_id(BODY).result()
+
+    def keep_job(self, job: str) -> None:
+        """This body submitted a job."""
+        self._keep(BODY, job, submitted=True)
+        self._job = job
+
+    @contextmanager
+    def following(self, job: str = "") -> Iterator[None]:
+        """What is raised here, once a job is known, comes from waiting for it."""
+        try:
+            yield
+        except BaseException as error:
+            known = job or self._job
+            if known:
+                self._followed[id(error)] = error
+                if isinstance(error, JobNotFound):
+                    self._keep(BODY, known, submitted=False)
+            raise
+
+    def judged(self, error: BaseException) -> Failure | None:
+        """What an error means that came from waiting for a job; ``None`` = it did not."""
+        return judged(error) if id(error) in self._followed else None
 
     def job_goes_on(self, error: BaseException) -> bool:
         """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""

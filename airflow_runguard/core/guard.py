@@ -257,7 +257,9 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)
 
-    failure = _of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
+    failure = (
+        (guard.judged(error) or _of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
+    )
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT and guard.job_goes_on(error):
