@@ -201,7 +201,7 @@ class GuardContext:
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """One call of one name at a time, and none that makes no sense."""
-        if self.body_is_call:
+        if self._work.order.calls != "explicit":
             raise PlanningError(SINGLE_BODY, EXPLICIT)
         if not isinstance(name, str) or not 0 < len(name) <= 512 or name == BODY:
             raise PlanningError(f"A call's name is a text of 1 to 512 characters other than 'body', not {name!r}.")

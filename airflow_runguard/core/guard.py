@@ -43,6 +43,7 @@ from airflow_runguard.core.work import (
     HandOver,
     How,
     Interrupt,
+    Leave,
     Passed,
     Reconcile,
     StillUnknown,
@@ -199,6 +200,8 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
     try:
         with guard.entered():
             value = work.body(guard)
+    except Leave as leave:
+        return _leave_as(writer, work, leave)
     except BaseException as error:
         if guard.interrupt is not None:
             return _leave_interrupted(writer, guard.interrupt)
@@ -238,10 +241,22 @@ def _paused(written: Written, why: str) -> How:
     return Waiting(why)
 
 
+def _leave_as(writer: Writer, work: Work, leave: Leave) -> How:
+    settlement = leave.settlement
+    if settlement.state is State.DONE:
+        settlement = replace(settlement, result=dumped(work, leave.value))
+        return _done(writer.settle(settlement).result(), work, leave.how)
+    written = writer.settle(settlement).result()
+    return _paused(written, settlement.error) if settlement.state is State.PAUSED else leave.how
+
+
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
     result = dumped(work, value)
     outcomes = [Outcome(BODY, result=result)] if guard.body_is_call else []
-    written = writer.settle(Settlement(State.DONE, result=result), *outcomes).result()
+    return _done(writer.settle(Settlement(State.DONE, result=result), *outcomes).result(), work, how)
+
+
+def _done(written: Written, work: Work, how: How) -> How:
     if written.verdict == "ok" and written.state is State.DONE:
         return how
     if written.verdict == "ok" and written.state is State.IN_DOUBT:
@@ -267,7 +282,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.hand_over(signal.seconds).result()
         return Passed(error)
     if isinstance(signal, Decision):
-        if guard.body_is_call or guard.called:
+        if guard.body_is_call or guard.called:  # of a batch: its other items are still to be done
             return _leave_done(writer, work, guard, signal.value, Passed(error))
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)

@@ -24,7 +24,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from airflow_runguard.core.errors import PlanningError
@@ -79,6 +79,18 @@ def identity(deployment: str, namespace: str, key: str) -> Identity:
             "Shorten the key, for example by its hash; no call was made.",
         )
     return Identity(deployment, namespace, key)
+
+
+def item_name(key: Any) -> str:
+    """The name of an item of a batch by its key: a text, or a whole number as text.
+
+    :raises PlanningError: it names nothing (``None``, empty), is no such value, or cannot be kept.
+    """
+    name = str(key) if type(key) is int else key
+    fault = _fault(name) or ("is the name of a body" if name == "body" else "")
+    if fault:
+        raise PlanningError(f"The item key {key!r:.80} {fault}, so it names no item; no call was made.")
+    return cast(str, name)
 
 
 def _fault(text: object) -> str:

@@ -92,7 +92,7 @@ create table runguard.record (
     constraint words check (state in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt')
         and failure_class in ('timeout', 'quota', 'validation', 'processing', 'planning', 'unknown')
         and effect in ('not_applied', 'unknown', 'applied') and completeness in ('full', 'partial', 'none')
-        and calls in ('body', 'explicit') and on_doubt in ('ask', 'replay', 'reconcile')
+        and calls in ('body', 'explicit', 'batch') and on_doubt in ('ask', 'replay', 'reconcile')
         and store_result in ('all', 'digest', 'none')),
     constraint running_has_a_holder_and_a_lease check
         ((state = 'running') = (lease_until is not null) and (state <> 'running' or (nonce is not null and fence > 0))),
@@ -139,6 +139,10 @@ create table runguard.call (
     result           bytea,
     result_digest    bytea,
     result_missing   text,
+    -- an item of a batch: its name is the item's key
+    payload_digest   text,                                  -- of the item as it was planned
+    planned          bigint,                                -- the last entry (its fence) whose list named it
+    claims           integer not null default 0,            -- intents since the last booked outcome
     primary key (record_id, generation, name),
     constraint doubt_has_a_beginning check (state <> 'in_doubt' or first_unknown_at is not null),
     constraint started_is_dated check (state <> 'started' or (intent_at is not null and no_later_than is not null))

@@ -32,7 +32,10 @@ begin
     update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'started';
-    if r.state = 'running' then
+    if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c where c.record_id = r.id
+           and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
+        return r;                               -- that item is in doubt and is not called; the others are other work
+    elsif r.state = 'running' then
         update runguard.record set late_applied = late_applied + 1,
                first_unknown_at = coalesce(first_unknown_at, clock_timestamp()) where id = r.id returning * into r;
     else
@@ -85,6 +88,7 @@ declare
     v_spent  boolean := false;
     v_progress boolean := false;
     v_frozen text;
+    item     boolean;
     i        integer;
 begin
     perform runguard.pin();
@@ -108,13 +112,15 @@ begin
             and runguard.broken(r) = '';
     live := mine and r.state = 'running';
 
+    -- An item's own caller may settle it also after another holder took the batch over: nobody else has called it since.
+    item := not mine and r.calls = 'batch' and r.generation = p_generation and runguard.broken(r) = '';
     for i in 1 .. coalesce(array_length(p_o_name, 1), 0) loop
         select * into c from runguard.call k
          where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
         if c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i]
            and (r.store_result = 'none' or c.result_digest is not distinct from sha256(p_o_result[i])) then
             null;                               -- booked before; its answer was lost
-        elsif mine and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
+        elsif (mine or item) and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
             v_state := p_o_state[i];
             v_said := '';
             if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
@@ -126,7 +132,7 @@ begin
                    first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
                    same_again = (v_state = 'in_doubt' and k.state = 'started' and k.first_unknown_at is not null
                                  and k.error = p_o_error[i]) or (k.state = 'in_doubt' and k.same_again),
-                   final = coalesce(p_o_final[i], false) and v_state = 'failed',
+                   final = coalesce(p_o_final[i], false) and v_state = 'failed', claims = 0,
                    resume_at = case when v_state = 'paused' then v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)) end,
                    error = coalesce(p_o_error[i], ''), evidence = v_said || coalesce(p_o_evidence[i], ''),
                    result = case when r.store_result = 'all' then p_o_result[i] end,
@@ -186,7 +192,8 @@ begin
     if mine and (p_to is not null or not live) then
         select coalesce(bool_or(k.state in ('started', 'in_doubt')), false) into doubtful from runguard.call k
          where k.record_id = r.id and k.generation = r.generation;
-        target := case when doubtful then 'in_doubt'
+        target := case when doubtful and not (r.calls = 'batch' and (p_to = 'paused' or (p_to = 'done' and p_completeness = 'partial')))
+                       then 'in_doubt'              -- the doubt of a batch is its items', and the others may wait or end
                        when r.late_applied > 0 and p_to is distinct from 'done' then 'in_doubt'
                        when p_to is null and booked then 'pending'      -- in doubt, and its last caller has just settled it
                        when p_to is null then r.state
@@ -199,6 +206,9 @@ begin
                                 runguard.reserve(r.deployment, r.gate, p_rate));
             v_spent := runguard.pauses_are_spent(r, v_until, p_max_pauses, p_max_pause);
             target := case when v_spent then 'failed' else target end;
+        end if;
+        if target = 'in_doubt' and r.calls = 'batch' then
+            perform runguard.doubt_open_items(r, p_error);
         end if;
         v_what := case target when 'pending' then 'released' else target end;
         update runguard.record k set state = target, lease_until = null, hold_until = null, handed_over = false,
@@ -239,7 +249,7 @@ begin
                gate_epoch = case when opened > 0 then runguard.gate_epoch(k.deployment, k.gate) else k.gate_epoch end,
                pauses = case when v_progress then 0 else k.pauses end,
                paused_since = case when v_progress then null else k.paused_since end,
-               first_unknown_at = case when not booked or k.late_applied > 0 then k.first_unknown_at else
+               first_unknown_at = case when not booked or k.late_applied > 0 or k.calls = 'batch' then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
                      where x.record_id = k.id and x.generation = k.generation and x.state in ('started', 'in_doubt')) end
          where k.id = r.id returning * into r;
@@ -251,6 +261,9 @@ begin
         update runguard.record k set open_calls = k.open_calls - closed where k.id = r.id returning * into r;
         v_said := 'ok';
     else
+        if item and booked then
+            r := runguard.settle_batch_doubt(r, p_actor);
+        end if;
         v_said := case when runguard.broken(r) <> '' then 'broken'
                        when p_to is not null and r.state = p_to and r.fence = p_fence and r.generation = p_generation then 'ok'
                        else 'lost' end;
