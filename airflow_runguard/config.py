@@ -40,6 +40,9 @@ class Settings:
     resume_rate: float
     max_pauses: int
     max_pause: float
+    ask_timeout: float
+    max_triggers: int
+    notifiers: str
 
 
 def settings() -> Settings:
