@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -44,7 +45,19 @@ from airflow_runguard.core.record import (
     State,
 )
 from airflow_runguard.core.rows import outcome_state
-from airflow_runguard.core.work import THAW, Applied, Doubt, Done, Ended, Leave, StillUnknown, Waiting, dumped, said
+from airflow_runguard.core.work import (
+    THAW,
+    Applied,
+    Done,
+    Doubt,
+    Ended,
+    InDoubt,
+    Leave,
+    StillUnknown,
+    Waiting,
+    dumped,
+    said,
+)
 from airflow_runguard.core.writer import Answer
 
 log = logging.getLogger("airflow_runguard")
@@ -57,6 +70,9 @@ IN_MEMORY = 10_000
 
 TELL_EVERY = 5.0
 """Seconds between two lines of progress."""
+
+SOON = 30.0
+"""Seconds after which the vendor is asked again about items in doubt."""
 
 LAST_WORDS = 5.0
 """Seconds that calls under way are waited for when the task is being ended; then they are in doubt."""
@@ -275,9 +291,7 @@ class _Conductor:
         return self._writer.do(lambda: run(self._grant)).result()
 
     def _count(self) -> list[Count]:
-        return list(
-            self._ask(lambda grant: self._items.count(grant.record_id, grant.generation, self._claim.fence))
-        )
+        return list(self._ask(lambda grant: self._items.count(grant.record_id, grant.generation, self._claim.fence)))
 
     def _named(self, state: CallState) -> str:
         """The first keys of that state, for a message."""
@@ -437,7 +451,7 @@ class _Conductor:
             # A timeout or a signal: no item starts any more; calls under way may still say how they ended.
             self._halt = self._halt or _Halt(said(error))
             if self._loop is not None:
-                with _closed_loops_are_fine():
+                with suppress(RuntimeError):  # it has just been closed
                     self._loop.call_soon_threadsafe(self._cancel)
             self._attend(threads, until=time.monotonic() + LAST_WORDS)
             raise
@@ -453,10 +467,8 @@ class _Conductor:
         """Wait for the workers, and tell how far they are."""
         tell_at = time.monotonic() + TELL_EVERY
         while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
-            try:
+            with suppress(queue.Empty):
                 self._news.get(timeout=max(0.0, min(tell_at, until, time.monotonic() + 1.0) - time.monotonic()))
-            except queue.Empty:
-                pass
             if time.monotonic() >= tell_at:
                 tell_at += TELL_EVERY
                 self._tell()
@@ -503,7 +515,9 @@ class _Conductor:
                 if granted:
                     try:
                         value = self.batch.call(*self._arguments(granted))
-                        value = NotApplied("nothing ran: the function is async or yields") if never_ran(value) else value
+                        value = (
+                            NotApplied("nothing ran: the function is async or yields") if never_ran(value) else value
+                        )
                     except BaseException as error:
                         value = error
                     self._ended(granted, value)
@@ -614,7 +628,9 @@ class _Conductor:
             self._book({key: self._outcome(key, value) for key in granted})
         elif isinstance(value, Mapping):
             if strangers := value.keys() - granted.keys():
-                log.warning("The bulk call answered for items that it was not given: %s", _few(sorted(map(str, strangers))))
+                log.warning(
+                    "The bulk call answered for items that it was not given: %s", _few(sorted(map(str, strangers)))
+                )
             missing = StillUnknown("it is missing in the answer of the bulk call")
             self._book({key: self._outcome(key, value.get(key, missing)) for key in granted})
         else:
@@ -630,9 +646,13 @@ class _Conductor:
             case BaseException():
                 return Outcome(key, failure=classify(value), error=said(value))
             case StillUnknown(reason=reason):
-                return Outcome(key, failure=Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=reason), error=reason)
+                return Outcome(
+                    key, failure=Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=reason), error=reason
+                )
             case Pause(seconds=seconds, reason=reason):
-                wait = Failure(FailureClass.QUOTA, Effect.NOT_APPLIED, pausable=True, resume_after=seconds, evidence=reason)
+                wait = Failure(
+                    FailureClass.QUOTA, Effect.NOT_APPLIED, pausable=True, resume_after=seconds, evidence=reason
+                )
                 return Outcome(key, failure=wait, error=reason)
             case Applied(result=result):
                 value = result
@@ -789,7 +809,10 @@ class _Conductor:
                 f"Begun with another payload, so they were not called: {_few(self._refused)}. Give other work another "
                 "key, or name the fields that are the order with payload=[…]."
             )
-        return Ended(" ".join(parts), retry=self._mends(summary))
+        message, retry = " ".join(parts), self._mends(summary)
+        if not summary["in_doubt"]:
+            return Ended(message, retry=retry)
+        return InDoubt(message, retry=retry, who=self._work.order.on_doubt, seconds=SOON)
 
     def _said(self, summary: dict[str, Any]) -> str:
         failed = ", ".join(f"{name} {count}" for name, count in sorted(summary["failed"].items()))
@@ -802,13 +825,6 @@ class _Conductor:
             f"{summary['pending']} not begun" if summary["pending"] else "",
         ]
         return f"{self._claim.identity}: {', '.join(filter(None, told))}."
-
-
-class _closed_loops_are_fine:  # noqa: N801  # reads as a sentence
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is RuntimeError
 
 
 def _how_far(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -205,7 +205,7 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         with guard.entered():
             value = work.body(guard)
     except Leave as leave:
-        return _leave_as(writer, work, leave)
+        return _leave_as(writer, work, guard, leave)
     except BaseException as error:
         if guard.interrupt is not None:
             return _leave_interrupted(writer, guard, guard.interrupt)
@@ -246,13 +246,13 @@ def _paused(written: Written, guard: GuardContext, why: str) -> How:
     return Waiting(why)
 
 
-def _leave_as(writer: Writer, work: Work, leave: Leave) -> How:
+def _leave_as(writer: Writer, work: Work, guard: GuardContext, leave: Leave) -> How:
     settlement = leave.settlement
     if settlement.state is State.DONE:
         settlement = replace(settlement, result=dumped(work, leave.value))
         return _done(writer.settle(settlement).result(), work, leave.how)
     written = writer.settle(settlement).result()
-    return _paused(written, settlement.error) if settlement.state is State.PAUSED else leave.how
+    return _paused(written, guard, settlement.error) if settlement.state is State.PAUSED else leave.how
 
 
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:

