@@ -91,21 +91,10 @@ begin
            payload_digest = case when c.first_intent_at is null and c.state = 'pending' then excluded.payload_digest
                                  else c.payload_digest end
      where c.planned is distinct from excluded.planned;
-    with poison as (
-        update runguard.call c set state = 'failed', failure_class = 'processing', effect = 'not_applied', outcome_at = v_now,
-               error = format('called %s times without any outcome: something kills its worker', c.claims)
-         where c.record_id = r.id and c.generation = r.generation and c.name = any (p_names)
-           and c.state = 'pending' and c.claims >= p_max_claims
-        returning c.name
-    ) select array_agg(p.name order by p.name) into v_poison from poison p;
-    if v_poison is not null then
-        perform runguard.book(r, 'poison', p_actor, 'these items kill their worker; they are set aside, the others go on',
-                              json_build_object('items', v_poison)::text);
-    end if;
     select array_agg(case
                when c.payload_digest is distinct from t.digest
                    then case when c.first_intent_at is null and c.state = 'pending' then 'conflict' else 'changed' end
-               when c.state = 'pending' then 'work'
+               when c.state = 'pending' then case when c.claims < p_max_claims then 'work' else 'poison' end
                when c.state = 'failed' then case when c.effect = 'not_applied' and c.claims < p_max_claims
                    and c.failure_class not in ('validation', 'planning') then 'work' else 'failed' end
                when c.state = 'paused' then case when c.resume_at <= v_now then 'work' else 'paused' end
@@ -115,6 +104,18 @@ begin
                else c.state end order by t.place) into v_said
       from unnest(p_names, p_digests) with ordinality t (name, digest, place)
       join runguard.call c on c.record_id = r.id and c.generation = r.generation and c.name = t.name;
+    if 'poison' = any (v_said) then
+        with poison as (
+            update runguard.call c set state = 'failed', failure_class = 'processing', effect = 'not_applied', outcome_at = v_now,
+                   error = format('called %s times without any outcome: something kills its worker', c.claims)
+             where c.record_id = r.id and c.generation = r.generation and c.name = any (p_names)
+               and c.state = 'pending' and c.claims >= p_max_claims
+            returning c.name
+        ) select array_agg(p.name order by p.name) into v_poison from poison p;
+        perform runguard.book(r, 'poison', p_actor, 'these items kill their worker; they are set aside, the others go on',
+                              json_build_object('items', v_poison)::text);
+        v_said := array_replace(v_said, 'poison', 'failed');
+    end if;
     update runguard.record k set lease_until = least(v_now + p_lease, k.hold_until) where k.id = r.id returning * into r;
     return query select 'ok', v_now, r.lease_until, v_said;
 end $$;
