@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -130,7 +130,7 @@ def resolve(
         force=force,
         seen_fence=record.fence,
     )
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_although_applied: bool = False) -> Data:
@@ -142,12 +142,12 @@ def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_alt
         reason=reason,
         again_although_applied=again_although_applied,
     )
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def release(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
     """Take a record from its holder; what that one has open goes to ``in_doubt``."""
-    return _changed(ledger, record, ledger.release(record.id, actor=actor, reason=reason, seen_fence=record.fence))
+    return changed(ledger, record, ledger.release(record.id, actor=actor, reason=reason, seen_fence=record.fence))
 
 
 def repair(ledger: Ledger, record: Record, *, state: str | None, seen: str, actor: str, reason: str) -> Data:
@@ -165,7 +165,7 @@ def repair(ledger: Ledger, record: Record, *, state: str | None, seen: str, acto
             f"{record.identity} cannot be repaired like that: {said}. Nothing was changed; no call is made for it.",
             "Say another state (`--set-state in_doubt` is always true of what nobody knows).",
         ) from error
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def broken_line(ledger: Ledger, record: Record) -> Data:
@@ -195,7 +195,7 @@ def broken_line(ledger: Ledger, record: Record) -> Data:
 
 def accept_payload(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
     """Let the next try bring another payload under the same key."""
-    return _changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
+    return changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
 
 
 def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, actor: str, reason: str) -> Data:
@@ -208,7 +208,7 @@ def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, a
             "Nothing was changed.",
             f"Look at it (`{command('explain', name)}`), and choose another name.",
         )
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def sweep(ledger: Ledger, *, actor: str) -> Data:
@@ -224,6 +224,39 @@ def sweep(ledger: Ledger, *, actor: str) -> Data:
     if waiting:
         said += f" These did not happen, the next try runs them: {', '.join(waiting)}."
     return {"said": said, "in_doubt": doubtful, "pending": waiting}
+
+
+# -- the classifier ----------------------------------------------------------------------------------------------------
+
+
+def classify(
+    text: str, *, status: int | None, headers: Sequence[str], url: str, reads: bool, at: datetime | None
+) -> Data:
+    """What an answer or an error that is only text would be decided to mean, and by which rule. Asks no ledger.
+
+    :param text: a body, a whole answer with status line and headers, or a traceback. :param reads: no effect at stake.
+    :raises PlanningError: there is nothing in it to judge.
+    """
+    from airflow_runguard.core.failures import decide, texts
+
+    try:
+        if status is None and not headers and not text.startswith("HTTP/") and texts.is_traceback(text):
+            error = texts.read_traceback(text)
+        else:
+            error = texts.read_response(text, status, headers, url)
+    except ValueError as nothing:
+        raise PlanningError(
+            f"There is nothing to judge: {nothing}.",
+            "Give --status N, a FILE with the body or the traceback, or `-` and pipe it in.",
+        ) from nothing
+    kind = "read" if reads else "write"
+    decision = decide(error, effect_kind=kind, now=at or datetime.now(UTC))
+    failure, rule = decision.failure, decision.rule
+    return {
+        "said": words.decided(failure, reads=reads),
+        **asdict(failure),
+        "rule": None if rule is None else {"name": rule.name, "says": rule.says, "source": rule.source},
+    }
 
 
 # -- the ledger itself -------------------------------------------------------------------------------------------------
@@ -353,7 +386,7 @@ def _standing(record: Record, calls: Sequence[Call], now: datetime) -> Data:
     return asdict(words.standing(record, calls, now))
 
 
-def _changed(ledger: Ledger, before: Record, verdict: str) -> Data:
+def changed(ledger: Ledger, before: Record, verdict: str) -> Data:
     """What is true after a change.
 
     :raises Refused: there was none.

@@ -52,9 +52,9 @@ from airflow_runguard.core.rows import (
     pause_parameters,
     record_of,
     replay_of,
-    replay_parameters,
     result_of,
     settlement_parameters,
+    speaks_for_body,
     word_of,
 )
 
@@ -108,9 +108,6 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
-        done = self._all("replay", replay_parameters(order)) if order.calls != "batch" else ()
-        if done:
-            return replay_of(order.identity, done[0])
         row = self._one("claim", claim_parameters(order, holder))
         if row["verdict"] == Verdict.REPLAY:
             return replay_of(order.identity, row)
@@ -158,12 +155,13 @@ class Ledger:
             "lease": order.lease,
             "max_call_time": order.max_call_time,
             "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
-            "i_name": [name for name, _ in intents],
-            "i_intent": [clean(intent) for _, intent in intents],
+            "i_name": [name for name, _ in intents] or None,
+            "i_intent": [clean(intent) for _, intent in intents] or None,
             "hand_over": hand_over,
             **pause_parameters(order),
+            "body_done": speaks_for_body(settlement, outcomes),
         }
-        parameters.update(outcome_parameters(outcomes))
+        parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
         parameters.update(settlement_parameters(settlement))
         answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)
