@@ -11,23 +11,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from airflow_runguard.batches import BatchResults, GuardedBatchOperator, guarded_batch_task
+    from airflow_runguard.core.batch import ItemContext, Pause
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
-    from airflow_runguard.options import Guard
+    from airflow_runguard.options import BatchGuard, Guard
     from airflow_runguard.retry import GuardRetryPolicy
     from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
+    "BatchGuard": "options",
+    "BatchResults": "batches",
     "Doubt": "core.guard",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardedBatchOperator": "batches",
     "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
+    "ItemContext": "core.batch",
     "NotApplied": "core.errors",
+    "Pause": "core.batch",
     "PlanningError": "core.errors",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
@@ -36,17 +43,23 @@ _ROOMS = {
     "SweepOperator": "upkeep",
     "current_guard": "core.guard",
     "guarded": "operators",
+    "guarded_batch_task": "batches",
     "guarded_task": "decorators",
 }
 
 __all__ = [
     "Applied",
+    "BatchGuard",
+    "BatchResults",
     "Doubt",
     "Guard",
     "GuardContext",
     "GuardRetryPolicy",
+    "GuardedBatchOperator",
     "GuardedPythonOperator",
+    "ItemContext",
     "NotApplied",
+    "Pause",
     "PlanningError",
     "ResultNotStored",
     "RunGuardError",
@@ -55,6 +68,7 @@ __all__ = [
     "SweepOperator",
     "current_guard",
     "guarded",
+    "guarded_batch_task",
     "guarded_task",
 ]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from airflow_runguard.core import guard
-from airflow_runguard.core.batch import Batch, ItemContext, conduct
+from airflow_runguard.core.batch import Batch, ItemContext
+from airflow_runguard.core.conduct import conduct
 from airflow_runguard.core.items import Items
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger

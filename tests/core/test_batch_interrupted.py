@@ -44,7 +44,7 @@ def alarm(seconds: float) -> Iterator[None]:
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_r44_a_timeout_puts_what_had_begun_into_doubt_and_begins_nothing_else(ledger, monkeypatch, asynchronous):
-    monkeypatch.setattr("airflow_runguard.core.batch.LAST_WORDS", 0.2)
+    monkeypatch.setattr("airflow_runguard.core.calling.LAST_WORDS", 0.2)
     held, entered = threading.Event(), threading.Event()
 
     def pay(context, item):
@@ -119,7 +119,8 @@ def test_p05_a_stopped_batch_awaits_what_is_under_way_and_begins_nothing(ledger)
         return "paid"
 
     from airflow_runguard.core import guard
-    from airflow_runguard.core.batch import Batch, conduct
+    from airflow_runguard.core.batch import Batch
+    from airflow_runguard.core.conduct import conduct
     from airflow_runguard.core.leases import Leases
 
     batch = Batch(items=lambda: invoices(*"abcd"), key_of=lambda item: item["id"], call=pay)

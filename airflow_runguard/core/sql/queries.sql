@@ -173,7 +173,9 @@ select r.*, runguard.broken(r) as broken, '' as seen
  order by r.id limit %(limit)s
 
 -- name: calls
-select c.* from runguard.call c where c.record_id = %(record_id)s order by c.generation, c.first_intent_at, c.name
+select x.* from (select c.* from runguard.call c where c.record_id = %(record_id)s
+    order by c.state in ('started', 'in_doubt') desc, c.generation, c.first_intent_at, c.name limit 1000) x   -- a batch has more
+ order by x.generation, x.first_intent_at, x.name
 
 -- name: events
 select e.* from runguard.event e where e.record_id = %(record_id)s order by e.id
