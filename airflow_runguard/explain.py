@@ -280,6 +280,10 @@ def sentence(event: Event) -> str:
                 detail.get("answer", ""), "leave it as failed"
             )
             return f"{event.actor} said of {call}: {said}{reference}{forced}{because}."
+        case "items_called":
+            return f"{event.actor} was about to send the items {_names(detail)}."
+        case "items_answered":
+            return f"Items were answered: {_names(detail)}."
         case "items_resolved":
             answer = {"happened": "they happened", "did_not_happen": "they did not happen"}.get(
                 detail.get("answer", ""), "leave them as failed"

@@ -16,10 +16,20 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks import batch
 from benchmarks.speed import DEPLOYMENT, Bench
 from demo.servers import Postgres, Redis
 
-LIMITS = {"first_vs_bare": 1.6, "replay_vs_select": 2.0, "claim_1m_vs_empty": 1.15, "task_rss_mb": 15.0}
+LIMITS = {
+    "first_vs_bare": 1.6,
+    "replay_vs_select": 2.0,
+    "claim_1m_vs_empty": 1.15,
+    "task_rss_mb": 15.0,
+    "item_vs_pair": 0.5,
+    "plan_100k_s": 5.0,
+    "resume_100k_s": 2.0,
+    "stream_rss_mb": 20.0,
+}
 ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full")
 
 
@@ -40,12 +50,15 @@ def main() -> int:
                     seconds[name].append(getattr(bench, name)(calls))
                 print(f"Round {number + 1} of {rounds} done ({calls:,} calls each).", flush=True)
             memory = resident_mb(urls[1], redis.url)
+            many = 100_000 if short else 1_000_000
+            of_batches = batch.figures(urls[1], bench.bare_connection, rounds=rounds, items=calls, many=many)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     figures = {
         "first_vs_bare": medians["first"] / medians["bare"],
         "replay_vs_select": medians["replay"] / medians["select"],
         "claim_1m_vs_empty": medians["claim_full"] / medians["claim_empty"],
         "task_rss_mb": memory,
+        **of_batches,
     }
     report(figures, medians, {"calls": calls, "rounds": rounds, "rows": rows, "short": short})
     return 0

@@ -120,6 +120,50 @@ begin
     return query select 'ok', v_now, r.lease_until, v_said;
 end $$;
 
+-- What almost every group of a batch is: plain outcomes of items that were never unknown, and first intents of items that
+-- were never begun, written by two statements for the whole group. Whatever is not so plain is left to write(), one by
+-- one; the row of the record is locked, and the caller has looked that this holder may write.
+create or replace function runguard.write_items(
+    r runguard.record, p_now timestamptz, p_actor text, p_nonce text,
+    p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[], p_o_error text[],
+    p_o_evidence text[], p_o_result bytea[], p_o_missing text[], p_i_name text[], p_i_intent text[], p_max_call_time interval,
+    out answered text[], out done boolean, out called text[], out attempts integer[], out event_id bigint
+) language plpgsql as $$
+begin
+    if cardinality(p_o_name) > 0 then
+        with changed as (
+            update runguard.call k set state = o.state, outcome_at = p_now, failure_class = o.class, effect = o.effect,
+                   same_again = false, final = coalesce(o.final, false) and o.state = 'failed', claims = 0,
+                   error = coalesce(o.error, ''), evidence = coalesce(o.evidence, ''),
+                   result = case when r.store_result = 'all' then o.result end,
+                   result_digest = case when r.store_result <> 'none' then sha256(o.result) end, result_missing = o.missing
+              from unnest(p_o_name, p_o_state, p_o_class, p_o_effect, p_o_final, p_o_error, p_o_evidence, p_o_result, p_o_missing)
+                   o (name, state, class, effect, final, error, evidence, result, missing)
+             where k.record_id = r.id and k.generation = r.generation and k.name = o.name and k.fence = r.fence
+               and k.state = 'started' and k.first_unknown_at is null and o.state in ('done', 'failed')
+            returning k.name, k.state
+        ) select array_agg(c.name), bool_or(c.state = 'done') into answered, done from changed c;
+        if answered is not null then
+            event_id := runguard.book(r, 'items_answered', p_actor, '', json_build_object('names', answered)::text, p_nonce);
+        end if;
+    end if;
+    if cardinality(p_i_name) > 0 and p_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m)
+       and runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null
+       and runguard.gate_until(r.deployment, r.gate, true) is null then
+        with begun as (
+            update runguard.call k set state = 'started', fence = r.fence, intent = i.intent, intent_at = p_now,
+                   no_later_than = p_now + p_max_call_time, first_intent_at = p_now, claims = k.claims + 1
+              from unnest(p_i_name, p_i_intent) i (name, intent)
+             where k.record_id = r.id and k.generation = r.generation and k.name = i.name
+               and k.state = 'pending' and k.first_intent_at is null and not k.final
+            returning k.name, k.attempt
+        ) select array_agg(b.name), array_agg(b.attempt) into called, attempts from begun b;
+        if called is not null then
+            event_id := runguard.book(r, 'items_called', p_actor, '', json_build_object('names', called)::text, p_nonce);
+        end if;
+    end if;
+end $$;
+
 -- -- what people (and reconcilers) may change (P13) -------------------------------------------------------------------
 
 -- Whether an item is selected: by state (and failure class), by name, or both; an empty selection selects nothing.

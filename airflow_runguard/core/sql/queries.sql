@@ -8,6 +8,7 @@ with done as materialized (
       from runguard.record r
      where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
        and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
+       and (r.calls <> 'batch' or %(calls)s <> 'batch')     -- what is in a batch's list, only the batch can say
        and runguard.broken(r) = '')
 select 'replay' as verdict, null as reason, d.now, d.id as record_id, d.generation, d.fence, null as attempt, null as until,
        null as holder, d.store_result, d.result, d.result_missing, null as payload_fields, null as reentered
