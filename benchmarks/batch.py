@@ -1,6 +1,6 @@
 """What a batch costs: an item beside one bare pair of writes, planning and resuming 100,000 items, and memory.
 
-Run as ``python -m benchmarks.batch rss URL N`` it plans N streamed items in a process of its own and prints its peak in MiB.
+Run as ``python -m benchmarks.batch rss URL N`` it plans N streamed items in its own process and prints the peak in MiB.
 """
 
 from __future__ import annotations
