@@ -228,7 +228,7 @@ class GuardContext:
             wait(calls)
         ended = [call for call in calls if not call.cancelled()]
         _raise([error for call in ended if (error := call.exception()) is not None])
-        return [cast(T, call.result()) for call in ended]
+        return [call.result() for call in ended]
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -241,20 +241,15 @@ class GuardContext:
     def failure_behind(self, error: BaseException) -> Failure | None:
         """The booked failure of the call that ``error`` stems from; ``None`` where it comes from between the calls."""
         chain: list[BaseException] = []
-        links = [error]
-        while links:
-            link = links.pop()
-            if any(link is known for known in chain):
-                continue
+        link: BaseException | None = error
+        while link is not None and link not in chain:
             chain.append(link)
-            behind = link.__cause__ or link.__context__
-            links += [behind] if behind is not None else []
-            links += link.exceptions if isinstance(link, BaseExceptionGroup) else []
-        found = [failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)]
-        # Of several: doubt before waiting, waiting before a refusal.
-        return min(
-            found, key=lambda failure: (failure.effect is not Effect.UNKNOWN, not failure.pausable), default=None
-        )
+            if isinstance(link, BaseExceptionGroup):
+                found = [failure for each in link.exceptions if (failure := self.failure_behind(each)) is not None]
+                # Of several: doubt before waiting, waiting before a refusal.
+                return min(found, key=lambda it: (it.effect is not Effect.UNKNOWN, not it.pausable), default=None)
+            link = link.__cause__ or link.__context__
+        return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
 
     # -- the steps that call and acall share -------------------------------------------------------------------------
 

@@ -103,7 +103,7 @@ begin
                when c.state = 'started' then 'in_doubt'
                else c.state end order by t.place) into v_said
       from unnest(p_names, p_digests) with ordinality t (name, digest, place)
-      join runguard.call c on c.record_id = r.id and c.generation = r.generation and c.name = t.name;
+      join runguard.call c on c.record_id = r.id and c.generation = r.generation and c.name = t.name and c.name = any (p_names);
     if 'poison' = any (v_said) then
         with poison as (
             update runguard.call c set state = 'failed', failure_class = 'processing', effect = 'not_applied', outcome_at = v_now,
@@ -140,6 +140,7 @@ begin
               from unnest(p_o_name, p_o_state, p_o_class, p_o_effect, p_o_final, p_o_error, p_o_evidence, p_o_result, p_o_missing)
                    o (name, state, class, effect, final, error, evidence, result, missing)
              where k.record_id = r.id and k.generation = r.generation and k.name = o.name and k.fence = r.fence
+               and k.name = any (p_o_name)      -- said again for the planner: by the index, whatever it believes of the table
                and k.state = 'started' and k.first_unknown_at is null and o.state in ('done', 'failed')
             returning k.name, k.state
         ) select array_agg(c.name), bool_or(c.state = 'done') into answered, done from changed c;
@@ -154,7 +155,7 @@ begin
             update runguard.call k set state = 'started', fence = r.fence, intent = i.intent, intent_at = p_now,
                    no_later_than = p_now + p_max_call_time, first_intent_at = p_now, claims = k.claims + 1
               from unnest(p_i_name, p_i_intent) i (name, intent)
-             where k.record_id = r.id and k.generation = r.generation and k.name = i.name
+             where k.record_id = r.id and k.generation = r.generation and k.name = i.name and k.name = any (p_i_name)
                and k.state = 'pending' and k.first_intent_at is null and not k.final
             returning k.name, k.attempt
         ) select array_agg(b.name), array_agg(b.attempt) into called, attempts from begun b;
