@@ -212,7 +212,7 @@ class Calling(Holding):
                 case "replay":  # somebody found out meanwhile that it happened
                     pass
                 case "frozen":
-                    self.halt = self.halt or Halt(answer.error, Waiting(f"{answer.error}. {THAW}"))
+                    self.halt = self.halt or Halt(answer.error, self._frozen(answer.error))
                 case "gated" | "paused":
                     self.halt = self.halt or Halt(answer.error or f"item {key} waits", pause=True)
                 case "lost":
@@ -227,6 +227,9 @@ class Calling(Holding):
                 self.writer.withdraw(key)
             return {}
         return granted
+
+    def _frozen(self, why: str) -> Waiting:
+        return Waiting(f"{self.claim.identity} waits: {why}. {THAW}", record_id=self.claim.record_id, limited=False)
 
     def _arguments(self, granted: dict[str, tuple[Any, int]]) -> tuple[ItemContext, Any]:
         vendor_keys = {key: self.vendor_key(key, attempt) for key, (_, attempt) in granted.items()}

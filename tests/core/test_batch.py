@@ -13,6 +13,7 @@ from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.record import Completeness, State
 from airflow_runguard.core.work import Applied, Done, Ended, StillUnknown, Waiting
 from tests.core import batches, books
+from tests.core import vendors as v
 from tests.core.batches import Counting, invoices
 
 
@@ -143,8 +144,7 @@ def test_r48_a_bulk_answer_is_settled_item_by_item(ledger, sql):
 
 
 def test_p09_what_is_no_result_is_never_done(ledger):
-    pay = Counting(a=None, b=ValueError("given back, not raised").__class__, c=[], d={"id": 0}, e=0, f=False)
-    pay._does["b"] = lambda: ValueError("given back")
+    pay = Counting(a=None, b=lambda: ValueError("given back"), c=[], d={"id": 0}, e=0, f=False)
     how = batches.run(ledger, invoices(*"abcdef"), pay, accept=lambda value: value != {"id": 0})
     assert isinstance(how, Ended)
     states = batches.states(ledger)
@@ -154,6 +154,45 @@ def test_p09_what_is_no_result_is_never_done(ledger):
     assert (refused.state, refused.effect, refused.failure_class) == ("failed", "applied", "validation")
     how = batches.run(ledger, invoices("x"), Counting(x=None), what=batches.order("empty"), allow_empty=True)
     assert isinstance(how, Done)
+
+
+def test_p06_the_first_money_cap_stops_the_batch_and_burns_no_other_item(ledger):
+    broke = v.of_openai(429, {"error": {"type": "insufficient_quota", "code": "insufficient_quota"}})
+    pay = Counting(b=broke)
+    how = batches.run(ledger, invoices(*"abcd"), pay)
+    assert isinstance(how, Ended)
+    assert not how.retry
+    assert pay.calls == ["a", "b"]
+    assert batches.states(ledger) == {"a": "done", "b": "failed", "c": "pending", "d": "pending"}
+    line = batches.record(ledger)
+    assert (line.state, line.failure_class, line.needs_person) == (State.FAILED, "quota", True)
+    pay._does.clear()
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), Done)
+    assert pay.calls == ["a", "b", "b", "c", "d"]
+
+
+def test_p12_a_freeze_begins_no_other_item_and_the_batch_waits(ledger, open_ledger):
+    def stop() -> str:
+        assert open_ledger().freeze("all", actor="ann", reason="stop") == "ok"
+        return "paid"
+
+    pay = Counting(b=stop)
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), Waiting)
+    assert batches.states(ledger) == {"a": "done", "b": "done", "c": "pending", "d": "pending"}
+    assert ledger.thaw("all", actor="ann", reason="go on") == "ok"
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), Done)
+    assert pay.calls == ["a", "b", "c", "d"]
+
+
+def test_p06_a_closed_gate_begins_no_item_and_one_item_s_quota_closes_it_for_all(ledger, sql):
+    what = batches.order(gate="stripe")
+    pay = Counting(b=Pause(600, "too many"))
+    how = batches.run(ledger, invoices(*"abc"), pay, what=what)
+    assert isinstance(how, Waiting)
+    assert 590 < (how.seconds or 0) < 610
+    other = batches.order("others", gate="stripe")
+    assert isinstance(batches.run(ledger, invoices("x"), pay, what=other), Waiting)
+    assert pay.calls == ["a", "b"]
 
 
 def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger):
