@@ -450,7 +450,12 @@ def readable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments as JSON for people and look-ups: secrets masked, cut to size. It refuses nothing: what has no
     canonical form (a client, a session, a whole data set) is shown by its type."""
     if type(arguments) is dict and _flat(arguments) is not None:
-        return _rendition(arguments)
+        shown = {
+            name: "***" if _is_secret(name) else _text(part) if type(part) is str else part
+            for name, part in arguments.items()
+        }
+        if len(json.dumps(shown)) <= READABLE_TOTAL:
+            return shown
     return _rendition(
         {name: value if _has_form(value) else f"<{_type_name(value)}>" for name, value in arguments.items()}
     )

@@ -135,3 +135,10 @@ def test_the_short_way_to_the_canonical_form_is_the_long_one(fields):
 
     slow = of(lambda: keys._Encoder().encode(fields, "payload", 0).encode("ascii"))
     assert of(lambda: keys.canonical(fields)) == slow
+
+
+@given(st.dictionaries(st.sampled_from(["id", "token", "url", "cents", "note"]), values))
+def test_the_short_way_to_what_people_read_is_the_long_one(fields):
+    assert keys.readable(fields) == keys._rendition(
+        {name: value if keys._has_form(value) else f"<{type(value).__name__}>" for name, value in fields.items()}
+    )
