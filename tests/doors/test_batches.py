@@ -118,7 +118,7 @@ def test_a_batch_with_failed_items_fails_gives_its_summary_and_a_retry_calls_onl
 def test_p06_a_quota_pauses_the_task_and_the_rest_is_called_when_it_comes_back(airflow, charge):
     with airflow.dag() as dag:
 
-        @guarded_batch_task(item_key="id")
+        @guarded_batch_task(key="invoices", item_key="id")
         def pay(invoice: dict[str, Any]) -> Any:
             return charge(invoice["id"])["id"] if invoice["id"] != "inv-3" else Pause(3600, "too many")
 
