@@ -52,6 +52,7 @@ from airflow_runguard.core.rows import (
     pause_parameters,
     record_of,
     replay_of,
+    replay_parameters,
     result_of,
     settlement_parameters,
     speaks_for_body,
@@ -108,6 +109,10 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
+        # A batch that is done is entered all the same: only its list says whether there is more.
+        done = self._all("replay", replay_parameters(order)) if order.calls != "batch" else ()
+        if done:
+            return replay_of(order.identity, done[0])
         row = self._one("claim", claim_parameters(order, holder))
         if row["verdict"] == Verdict.REPLAY:
             return replay_of(order.identity, row)
