@@ -23,7 +23,7 @@ from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, few
 from airflow_runguard.core.context import never_ran
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
 from airflow_runguard.core.failures import classify
-from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome
+from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.spool import Chosen, Spool
 from airflow_runguard.core.work import THAW, Applied, StillUnknown, Waiting, dumped, said
@@ -126,6 +126,7 @@ class Calling(Holding):
 
     def _one_after_another(self) -> None:
         """One worker thread: no intent before it is free."""
+        booked: list[Answer[Written]] = []
         try:
             while chosen := self._take():
                 answers = self._intents(chosen)
@@ -142,7 +143,9 @@ class Calling(Holding):
                         )
                     except BaseException as error:
                         value = error
-                    self._ended(granted, value)
+                    before, booked = booked, self._ended(granted, value)
+                    _said(before)
+            _said(booked)
         except BaseException as error:
             self.halt = self.halt or Halt(said(error), error=error)
         finally:
@@ -165,6 +168,7 @@ class Calling(Holding):
                 self.halt = self.halt or Halt(said(ended), error=ended)
 
     async def _coroutine(self) -> None:
+        booked: list[Answer[Written]] = []
         while chosen := self._take():
             answers = self._intents(chosen)
             try:
@@ -177,7 +181,10 @@ class Calling(Holding):
                     value = await self.batch.call(*self._arguments(granted))
                 except BaseException as error:
                     value = error
-                self._ended(granted, value)
+                before, booked = booked, self._ended(granted, value)
+                _said(before)
+        for answer in booked:
+            await answer.waited()
 
     def _cancel(self) -> None:
         for task in self._tasks:
@@ -239,24 +246,23 @@ class Calling(Holding):
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
-    def _ended(self, granted: dict[str, tuple[Any, int]], value: Any) -> None:
+    def _ended(self, granted: dict[str, tuple[Any, int]], value: Any) -> list[Answer[Written]]:
         """Book what a call ended in, on each of its items (P9)."""
         if isinstance(value, BaseException) and self._passes(value):
             self.halt = self.halt or Halt(said(value), error=value)
             passed = Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence="it ended the task; its call had begun")
-            self._book({key: Outcome(key, failure=passed, error=said(value)) for key in granted})
-        elif isinstance(value, BaseException) or not self.batch.bulk:
-            self._book({key: self._outcome(key, value) for key in granted})
-        elif isinstance(value, Mapping):
+            return self._book({key: Outcome(key, failure=passed, error=said(value)) for key in granted})
+        if isinstance(value, BaseException) or not self.batch.bulk:
+            return self._book({key: self._outcome(key, value) for key in granted})
+        if isinstance(value, Mapping):
             if strangers := value.keys() - granted.keys():
                 log.warning(
                     "The bulk call answered for items that it was not given: %s", few(sorted(map(str, strangers)))
                 )
             missing = StillUnknown("it is missing in the answer of the bulk call")
-            self._book({key: self._outcome(key, value.get(key, missing)) for key in granted})
-        else:
-            wrong = StillUnknown(f"the bulk call answered with a {type(value).__name__}, not with a mapping by key")
-            self._book({key: self._outcome(key, wrong) for key in granted})
+            return self._book({key: self._outcome(key, value.get(key, missing)) for key in granted})
+        wrong = StillUnknown(f"the bulk call answered with a {type(value).__name__}, not with a mapping by key")
+        return self._book({key: self._outcome(key, wrong) for key in granted})
 
     def _passes(self, error: BaseException) -> bool:
         """Whether it is for Airflow or Python and says nothing about the call."""
@@ -298,12 +304,12 @@ class Calling(Holding):
         evidence = f"it happened, but its result was not accepted: {why}"
         return Failure(FailureClass.VALIDATION, Effect.APPLIED, needs_person=True, evidence=evidence)
 
-    def _book(self, outcomes: dict[str, Outcome]) -> None:
-        for outcome in outcomes.values():
-            self.writer.outcome(outcome)
+    def _book(self, outcomes: dict[str, Outcome]) -> list[Answer[Written]]:
+        booked = [self.writer.outcome(outcome) for outcome in outcomes.values()]
         with self._lock:
             for outcome in outcomes.values():
                 self._weigh(outcome)
+        return booked
 
     def _weigh(self, outcome: Outcome) -> None:
         """Whether the batch goes on after this outcome."""
@@ -326,6 +332,12 @@ class Calling(Holding):
         return (self.batch.stop_after is not None and self.troubles >= self.batch.stop_after) or (
             share is not None and self.troubles > share * total
         )
+
+
+def _said(booked: list[Answer[Written]]) -> None:
+    """Outcomes that were booked before the intent of what was just called: they are answered, or the batch ends."""
+    for answer in booked:
+        answer.result()
 
 
 def _by_name(item: Any) -> Mapping[str, Any]:
