@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from airflow_runguard.batches import BatchResults, GuardedBatchOperator, guarded_batch_task
+    from airflow_runguard.core.batch import ItemContext, Pause
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, Submitted, current_guard
     from airflow_runguard.core.jobs import FailedForGood, JobFailed, NotFound, Running, Succeeded
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
-    from airflow_runguard.options import Guard
+    from airflow_runguard.options import BatchGuard, Guard
     from airflow_runguard.reconcile import ReconcileOperator, VendorEffect
     from airflow_runguard.reconcilers import FileLookup, HttpLookup, SftpLookup, SqlLookup, StripeLookup
     from airflow_runguard.retry import GuardRetryPolicy
@@ -25,17 +27,22 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "Applied": "core.guard",
+    "BatchGuard": "options",
+    "BatchResults": "batches",
     "Doubt": "core.guard",
     "FailedForGood": "core.jobs",
     "FileLookup": "reconcilers",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardedBatchOperator": "batches",
     "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
     "HttpLookup": "reconcilers",
     "JobFailed": "core.jobs",
     "NotApplied": "core.errors",
     "NotFound": "core.jobs",
+    "ItemContext": "core.batch",
+    "Pause": "core.batch",
     "PlanningError": "core.errors",
     "ReconcileOperator": "reconcile",
     "ResultNotStored": "core.errors",
@@ -52,22 +59,28 @@ _ROOMS = {
     "VendorEffect": "reconcile",
     "current_guard": "core.guard",
     "guarded": "operators",
+    "guarded_batch_task": "batches",
     "guarded_task": "decorators",
 }
 
 __all__ = [
     "Applied",
+    "BatchGuard",
+    "BatchResults",
     "Doubt",
     "FailedForGood",
     "FileLookup",
     "Guard",
     "GuardContext",
     "GuardRetryPolicy",
+    "GuardedBatchOperator",
     "GuardedPythonOperator",
     "HttpLookup",
+    "ItemContext",
     "JobFailed",
     "NotApplied",
     "NotFound",
+    "Pause",
     "PlanningError",
     "ReconcileOperator",
     "ResultNotStored",
@@ -84,6 +97,7 @@ __all__ = [
     "VendorEffect",
     "current_guard",
     "guarded",
+    "guarded_batch_task",
     "guarded_task",
 ]
 
