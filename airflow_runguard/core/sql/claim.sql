@@ -133,8 +133,9 @@ begin
                    and runguard.opened()
                 on conflict do nothing returning k.id, k.claimed_at, k.lease_until),
             started as (
-                insert into runguard.call (record_id, generation, name, state, fence, intent_at, no_later_than, first_intent_at)
-                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at
+                insert into runguard.call (record_id, generation, name, state, fence, intent_at, no_later_than,
+                    first_intent_at, claims)
+                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at, 1
                   from entry e where p_calls = 'body'),
             told as (
                 insert into runguard.event (record_id, generation, fence, kind, actor)

@@ -119,7 +119,7 @@ begin
             returning k.finished_at, k.error, k.evidence, k.result, k.result_digest, k.result_missing),
         c as (
             update runguard.call c set state = 'done', effect = 'applied', outcome_at = k.finished_at, failure_class = null,
-                   first_unknown_at = null, same_again = false, final = false, resume_at = null, error = k.error,
+                   first_unknown_at = null, same_again = false, final = false, claims = 0, resume_at = null, error = k.error,
                    evidence = k.evidence, result = k.result, result_digest = k.result_digest, result_missing = k.result_missing
               from k where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'),
         e as (
