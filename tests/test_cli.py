@@ -511,7 +511,7 @@ def test_p08_nothing_is_changed_on_a_broken_line(ask: Type, ledger: Ledger, sql:
 def test_the_ledger_has_no_word_without_a_sentence() -> None:
     people = Path(books.__file__).parents[2].joinpath("airflow_runguard/core/sql/people.sql").read_text()
     words = {line.split("'")[1] for line in people.splitlines() if line.strip().startswith("return '")}
-    assert words - {"ok", "taken"} == set(SENTENCES)
+    assert (words - {"ok", "taken"}) | {"no_batch"} == set(SENTENCES)  # the one word that only batch.sql has
 
 
 def test_two_people_who_looked_at_the_same_record_make_one_change(ask: Type, ledger: Ledger) -> None:
