@@ -75,7 +75,7 @@ def show(ledger: Ledger, record: Record) -> Data:
         "now": now,
         **_record(record),
         "payload": dict(record.payload.readable),
-        "result": _result(record.result),
+        "result": shown_result(record.result),
         "calls": _calls(ledger, record, ledger.calls(record.id), ledger.events(record.id)),
     }
 
@@ -148,6 +148,11 @@ def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_alt
 def release(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
     """Take a record from its holder; what that one has open goes to ``in_doubt``."""
     return _changed(ledger, record, ledger.release(record.id, actor=actor, reason=reason, seen_fence=record.fence))
+
+
+def resume_now(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
+    """Let a paused record go on at once, if its gate lets it."""
+    return _changed(ledger, record, ledger.resume_now(record.id, actor=actor, reason=reason, seen_fence=record.fence))
 
 
 def repair(ledger: Ledger, record: Record, *, state: str | None, seen: str, actor: str, reason: str) -> Data:
@@ -320,7 +325,7 @@ def _record(record: Record) -> Data:
     }
 
 
-def _result(result: Result | None) -> Any:
+def shown_result(result: Result | None) -> Any:
     """The stored value where it is plain data, else the stored text: nothing is imported to look at a result."""
     if result is None:
         return None

@@ -40,6 +40,8 @@ class Settings:
     resume_rate: float
     max_pauses: int
     max_pause: float
+    show_results: bool
+    mask_fields: str
 
 
 def settings() -> Settings:

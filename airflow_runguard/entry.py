@@ -14,6 +14,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Order, Payload
+from airflow_runguard.masking import Hide, hider
 from airflow_runguard.options import Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
 
@@ -99,7 +101,7 @@ class Entry:
                 client = redis_client(options, self.guard.depth)
                 if client is not None:
                     opened.callback(client.close)
-                how = core.run(ledger, core.ready(ledger, client), self.work(order, body))
+                how = core.run(ledger, core.ready(ledger, client), self.work(order, body, self._hide(options)))
         except LedgerUnavailable as error:
             how = core.Waiting(f"{error.what} No call was made.")
         except RunGuardError as error:
@@ -126,7 +128,7 @@ class Entry:
         dag_run: Any = self.context.get("dag_run")
         return Order(
             identity=keys.identity(deployment, namespace, name),
-            payload=order,
+            payload=replace(order, readable=self._hide(options)(dict(order.readable))),
             calls=guard.calls or "body",
             on_doubt=on_doubt,
             store_result=guard.store_result,
@@ -180,7 +182,13 @@ class Entry:
                 "Use it as it is, in text, lists and dicts. No call was made.",
             )
 
-    def work(self, order: Order, body: Callable[[], Any]) -> core.Work:
+    @staticmethod
+    def _hide(options: Settings) -> Hide:
+        from airflow.sdk._shared.secrets_masker import redact
+
+        return hider(options.mask_fields, redact)
+
+    def work(self, order: Order, body: Callable[[], Any], hide: Hide) -> core.Work:
         ti = self.ti
         holder = Holder(
             nonce=uuid.uuid4().hex,
@@ -202,6 +210,7 @@ class Entry:
             load=codec.load,
             signal=self._signal,
             reconcile=on_doubt if callable(on_doubt) else None,
+            hide=hide,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
         )
