@@ -42,6 +42,9 @@ class Settings:
     max_pause: float
     show_results: bool
     mask_fields: str
+    ask_timeout: float
+    max_triggers: int
+    notifiers: str
 
 
 def settings() -> Settings:

@@ -48,6 +48,7 @@ class GuardOptions(TypedDict, total=False):
     max_pauses: int | None
     amount: str | Callable[[Any], Any] | None
     currency: str | None
+    ask_timeout: Seconds | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,6 +74,7 @@ class Guard:
     :param quota: the vendor allowance that all tasks naming it share (``stripe``); a template may name the account.
         When the vendor says "too many", its gate closes for all of them.
     :param max_pause, max_pauses: how long in all, and how often, it waits for a quota without progress; then a person.
+    :param ask_timeout: how long a person is waited for before the task fails (the question stays open in the ledger).
     :param amount: what is at stake, for people who look at doubts: a template or a function of the arguments that gives
         a number. ``currency`` is its unit (``EUR``), likewise a template.
     """
@@ -97,6 +99,7 @@ class Guard:
     max_pauses: int | None = None
     amount: str | Callable[[Any], Any] | None = None
     currency: str | None = None
+    ask_timeout: Seconds | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> Guard:
         known = [option.name for option in fields(cls)]
@@ -136,7 +139,16 @@ class Guard:
         for name in ("max_claims", "max_pauses"):
             if getattr(self, name) is not None and type(getattr(self, name)) is not int:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is not a whole number.")
-        for name in ("lease", "max_hold", "max_call_time", "key_lifetime", "max_claims", "max_pause", "max_pauses"):
+        for name in (
+            "lease",
+            "max_hold",
+            "max_call_time",
+            "key_lifetime",
+            "max_claims",
+            "max_pause",
+            "max_pauses",
+            "ask_timeout",
+        ):
             value = getattr(self, name)
             number = value.total_seconds() if isinstance(value, timedelta) else value
             if number is None:

@@ -1,6 +1,6 @@
-"""What Airflow's api-server learns of the pages: the entry point ``airflow.plugins``.
+"""What Airflow learns of the pages and of the caretaker: the entry point ``airflow.plugins``.
 
-Every task process loads this too, so that whatever costs time is a property. Each view has a ``url_route`` of its own:
+Every task process loads this, so that whatever costs time is a property. Each view has a ``url_route`` of its own:
 Airflow drops a view whose route another one has, and all of a plugin whose view it does not understand.
 """
 
@@ -55,3 +55,14 @@ class RunguardPlugin(AirflowPlugin):
         from airflow_runguard.ui.app import create_app
 
         return [{"app": create_app(), "url_prefix": "/runguard", "name": "runguard"}]
+
+    @property
+    def listeners(self) -> list[Any]:  # type: ignore[override]
+        """The caretaker; only a triggerer has one."""
+        import sys
+
+        if "triggerer" not in sys.argv[1:2]:
+            return []
+        from airflow_runguard import listener
+
+        return [listener]

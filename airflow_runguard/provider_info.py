@@ -127,6 +127,25 @@ _OPTIONS = {
         "Names of fields, separated by commas, that are masked before the order and the arguments of calls are stored "
         "for people to read, and in results that are shown. Fields that look secret always are.",
     ),
+    "ask_timeout": _option(
+        "integer",
+        "604800",
+        "86400",
+        "Seconds for which a task in doubt waits for a person's answer before it fails. The doubt stays in the ledger.",
+    ),
+    "max_triggers": _option(
+        "integer",
+        "500",
+        "200",
+        "Guarded tasks that wait in triggerers at most; the others wait by rescheduling. A triggerer has 1,000 places, "
+        "which it shares with everybody.",
+    ),
+    "notifiers": _option(
+        "string",
+        "",
+        "my_company.alerts.ON_CALL",
+        "Dotted path of a ``RunGuardNotifier`` (or a list of them) that tells people what needs them.",
+    ),
     "test_deployment": _option(
         "string",
         "",

@@ -25,7 +25,7 @@ from airflow_runguard.core.ledger import Ledger, queries
 from airflow_runguard.core.record import State
 
 FIRST, BUDGET = 500, 5_000
-"""Lines that one statement may look at: the first of an answer, and each further one while fewer fit than are wanted."""
+"""Lines that one statement may look at: the first of an answer, and each further one while too few fit."""
 PATIENCE = 0.06
 """Seconds after which an answer says how far it came, instead of looking further."""
 LEAST = 64

@@ -104,6 +104,10 @@ class GuardContext:
         return self._claim.identity.namespace
 
     @property
+    def record_id(self) -> int:
+        return self._claim.record_id
+
+    @property
     def generation(self) -> int:
         return self._claim.generation
 
@@ -298,7 +302,7 @@ class GuardContext:
         return keys.vendor_key(self._writer.ledger.installation, self._claim.identity, name, self.generation, attempt)
 
     def _in_doubt(self, why: str) -> Ended:
-        return in_doubt(self._work.order, why)
+        return in_doubt(self._work.order, why, seconds=0.0)
 
     def _interrupted(self, how: Waiting | Ended, pause: float | None = None) -> Interrupt:
         interrupt = Interrupt(how, pause)

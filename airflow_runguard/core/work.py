@@ -102,11 +102,19 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing may be called now; come back (in so many ``seconds``, where the ledger says so)."""
+    """Nothing may be called now; come back (in so many ``seconds``, where the ledger says so).
+
+    :param record_id: the record that is waited for, where there is one.
+    :param limited: it may be waited for only so long; else the ledger or a person ends the waiting.
+    :param tells: the kind of notice that people get.
+    """
 
     reason: str
     seconds: float | None = None
     busy: bool = False
+    record_id: int = 0
+    limited: bool = True
+    tells: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +123,25 @@ class Ended:
 
     :param retry: another try may do better (Airflow's own retries apply); else a person or a command moves it on.
     :param error: the exception that ended the body, where there was one.
+    :param tells: the kind of notice that people get.
     """
 
     message: str
     retry: bool
     error: BaseException | None = None
+    tells: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt(Ended):
+    """The try is over because nobody knows whether a call happened.
+
+    :param who: answers it: ``ask`` a person, ``reconcile`` with the vendor, ``replay`` (the next try sends it again).
+    :param seconds: how soon asking the vendor again makes sense; ``None`` = the vendor cannot say, a person must.
+    """
+
+    who: str = "ask"
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,26 +181,32 @@ def refusal(claim: Claim, work: Work) -> How:
             return replayed(claim.result, f"{name} is done", work)
         case Verdict.BUSY:
             return Waiting(
-                f"{name} is being worked on by {claim.holder}; its lease runs until {until}.", left, busy=True
+                f"{name} is being worked on by {claim.holder}; its lease runs until {until}.",
+                left,
+                busy=True,
+                record_id=claim.record_id,
             )
         case Verdict.PAUSED:
-            return Waiting(f"{name} is paused until {until}.", left)
+            return Waiting(f"{name} is paused until {until}.", left, record_id=claim.record_id, limited=False)
         case Verdict.FROZEN:
-            return Waiting(f"{name} waits: {claim.reason}. No call was made. {THAW}")
+            frozen = f"{name} waits: {claim.reason}. No call was made. {THAW}"
+            return Waiting(frozen, record_id=claim.record_id, limited=False)
         case Verdict.IN_DOUBT:
             # Where repeating was declared safe, this answer means that it no longer is: a person decides.
             on_doubt = "reconcile" if work.order.on_doubt == "reconcile" else "ask"
-            return in_doubt(work.order, claim.reason, on_doubt=on_doubt, until=claim.until)
+            return in_doubt(work.order, claim.reason, on_doubt=on_doubt, until=claim.until, seconds=left)
         case Verdict.LOST_TIME:
             return Waiting(
                 f"No call was made: {claim.reason}. What looks new may have been done in the time that is gone. "
-                "Run `airflow runguard db acknowledge-restore --reason …` when you know."
+                "Run `airflow runguard db acknowledge-restore --reason …` when you know.",
+                tells="ledger_lost_time",
             )
         case Verdict.BROKEN:
             return Ended(
                 f"{name} is in the ledger but cannot be read: {claim.reason}. No call was made and nothing was "
                 f"overwritten. Run `airflow runguard repair '{name}'`.",
                 retry=False,
+                tells="broken",
             )
         case _:
             return Ended(_refused(claim), retry=False)
@@ -221,9 +249,10 @@ def in_doubt(
     *,
     on_doubt: str | None = None,
     until: datetime | None = None,
+    seconds: float | None = None,
     error: BaseException | None = None,
-) -> Ended:
-    """:param until: before it, nobody can say that it did not happen."""
+) -> InDoubt:
+    """:param until: before it (so many ``seconds`` from now), nobody can say that it did not happen."""
     name, on_doubt = order.identity, on_doubt or order.on_doubt
     early = f" It is too early to say that it did not happen before {until:%Y-%m-%d %H:%M:%S %Z}." if until else ""
     call = " [--call NAME: only that call, the rest of the body goes on]" if order.calls == "explicit" else ""
@@ -232,12 +261,14 @@ def in_doubt(
         "reconcile": "The next try asks the vendor again; a person may decide",
         "replay": "The next try repeats it under the same vendor key, while the vendor remembers; a person may decide",
     }[on_doubt]
-    return Ended(
+    return InDoubt(
         f"In doubt: nobody knows whether {name} happened ({why}). It is not sent again blindly. {who}: look it up at "
         f"the vendor (`airflow runguard explain '{name}'` shows what to look for), then run `airflow runguard resolve "
         f"'{name}' --happened [--result JSON]{call} --reason …` or `… --did-not-happen --reason …`.{early}",
         retry=on_doubt != "ask",
         error=error,
+        who=on_doubt,
+        seconds=seconds,
     )
 
 

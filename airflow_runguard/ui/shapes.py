@@ -1,7 +1,7 @@
 """Lines of the ledger as JSON. Nothing here is HTML, and nothing decides.
 
-Times are ISO 8601 in UTC, amounts are texts, results, orders and arguments appear only where ``[runguard] show_results``
-is on, masked. The sentences are those of ``explain.py``, the same as the command line's.
+Times are ISO 8601 in UTC, amounts are texts; results, orders and arguments appear only with ``[runguard] show_results``,
+masked. The sentences are those of ``explain.py``, the same as on the command line.
 """
 
 from __future__ import annotations

@@ -136,11 +136,7 @@ begin
         end if;
         now := clock_timestamp();
 
-        if not found and frozen is not null then
-            verdict := 'frozen';
-            reason := frozen;
-            exit;
-        elsif not found then
+        if not found then
             perform runguard.open_for_writing();
             if coalesce(p_run_at, '-infinity') < m.unknown_before then
                 -- Absent, but the ledger lost the time in which it may have been done.
@@ -157,8 +153,8 @@ begin
                 end if;
                 continue;
             end if;
-            if runguard.gate_until(p_deployment, p_gate) is not null then
-                -- Its gate is closed: its line begins here all the same, so that it can wait in the open.
+            if frozen is not null or runguard.gate_until(p_deployment, p_gate) is not null then
+                -- It may not begin now, but its line does, so that it waits in the open.
                 insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version,
                     payload_digest, payload_fields, payload_readable, store_result, ti_id, dag_id, task_id, run_id,
                     try_number, map_index, gate, partition, amount, currency, digest)

@@ -236,15 +236,3 @@ begin
         json_build_object('scope', p_scope, 'value', p_value, 'deployment', p_deployment)::text);
     return 'ok';
 end $$;
-
--- -- notices ------------------------------------------------------------------------------------------------------------
-
--- Whether the caller is the one that tells people of this: one process, once per record, generation and kind.
-create or replace function runguard.claim_notice(p_record_id bigint, p_generation integer, p_kind text, p_actor text)
-returns boolean language plpgsql as $$
-begin
-    perform runguard.pin();
-    insert into runguard.notice (record_id, generation, kind, actor)
-    values (p_record_id, p_generation, p_kind, p_actor) on conflict do nothing;
-    return found;
-end $$;

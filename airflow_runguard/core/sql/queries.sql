@@ -77,8 +77,48 @@ select runguard.set_freeze(%(deployment)s, %(scope)s, %(value)s, %(actor)s, %(re
 -- name: thaw
 select runguard.thaw(%(deployment)s, %(scope)s, %(value)s, %(actor)s, %(reason)s) as verdict
 
--- name: claim_notice
-select runguard.claim_notice(%(record_id)s, %(generation)s::int, %(kind)s, %(actor)s) as mine
+-- name: due
+select * from runguard.due(%(ids)s::bigint[]) as id
+
+-- name: watching
+select runguard.watching(%(name)s, %(waits)s::int)
+
+-- name: watched
+select count(*) > 0 as watched, coalesce(sum(w.waits), 0)::int as waits
+  from runguard.watcher w where w.at > clock_timestamp() - make_interval(secs => %(fresh)s)
+
+-- name: ask
+select runguard.ask(%(record_id)s, %(generation)s::int, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(actor)s)
+
+-- name: give_up_asking
+select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
+
+-- name: questions
+select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key, r.deployment
+  from runguard.question q join runguard.record r on r.id = q.record_id
+ where q.closed_at is null and r.deployment = %(deployment)s and (%(record_id)s::bigint is null or q.record_id = %(record_id)s)
+ order by q.at limit 1000
+
+-- name: close_question
+update runguard.question q set closed_at = clock_timestamp() where q.ti_id = %(ti_id)s returning q.ti_id
+
+-- name: tell
+select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::int, %(kind)s, %(reason)s) as mine
+
+-- name: take_notices
+select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.state, r.error, r.amount, r.currency
+  from runguard.take_notices(%(deployment)s, %(actor)s, %(limit)s::int) n left join runguard.record r on r.id = n.record_id
+ order by n.id
+
+-- name: notice_sent
+select runguard.notice_sent(%(id)s, %(error)s)
+
+-- name: count_prevented
+select runguard.count_prevented(%(deployment)s, %(namespace)s)
+
+-- name: prevented
+select coalesce(sum(p.times), 0)::bigint as times from runguard.prevented p
+ where p.deployment = %(deployment)s and p.day >= current_date - %(days)s::int
 
 -- name: gates
 select g.*, clock_timestamp() as now,

@@ -193,14 +193,51 @@ create table runguard.freeze (
 );
 create unique index freeze_in_force on runguard.freeze (deployment, scope, value) where thawed_at is null;
 
--- Who tells people about an event: the first process that books it here, once per record, generation and kind.
+-- What people are to be told, booked with the change that it tells of; sent once, by whoever takes it first.
 create table runguard.notice (
-    record_id  bigint not null,                             -- 0 = about the ledger itself
-    generation integer not null,
+    id         bigint generated always as identity primary key,
+    deployment text not null,
+    record_id  bigint not null default 0,                   -- 0 = about the ledger itself
+    generation integer not null default 0,
     kind       text not null,
     at         timestamptz not null default clock_timestamp(),
-    actor      text not null,
-    primary key (record_id, generation, kind)
+    reason     text not null default '',
+    taken_at   timestamptz,
+    taken_by   text,
+    sent_at    timestamptz,
+    error      text,                                        -- why it could not be sent
+    unique (record_id, generation, kind)
+);
+create index notice_unsent on runguard.notice (id) where sent_at is null;
+
+-- A task that is parked in Airflow with a form about a record in doubt.
+create table runguard.question (
+    ti_id      text primary key,
+    record_id  bigint not null,
+    generation integer not null,
+    dag_id     text not null,
+    task_id    text not null,
+    run_id     text not null,
+    map_index  integer not null,
+    at         timestamptz not null default clock_timestamp(),
+    closed_at  timestamptz
+);
+create index question_open on runguard.question (record_id) where closed_at is null;
+
+-- Triggerers that watch this ledger, so that a task knows whether somebody would wake it.
+create table runguard.watcher (
+    name       text primary key,
+    at         timestamptz not null,
+    waits      integer not null default 0
+);
+
+-- How often a stored result was given back instead of calling again. A count for people; no promise hangs on it.
+create table runguard.prevented (
+    deployment text not null,
+    namespace  varchar(512) not null,
+    day        date not null,
+    times      bigint not null default 1,
+    primary key (deployment, namespace, day)
 );
 
 -- How many records stand where, and when they came there, so that nobody counts lines. A change of state appends one line
