@@ -327,6 +327,10 @@ class Board(Ledger):
         """When it was ordered anew, by whom and why, and what the generation before had come to. Newest first."""
         return self._all("generations_of", {"id": record_id, "limit": limit})
 
+    def questions_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
+        """The task instances that are parked in Airflow with a form about it."""
+        return self._all("questions_of", {"id": record_id})
+
     def names_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
         """When it was renamed."""
         return self._all("names_of", {"id": record_id})

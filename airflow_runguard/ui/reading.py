@@ -152,6 +152,7 @@ def overview(board: BoardDep, who: ReaderDep) -> Data:
         "needs_person": [shapes.line(row) for row in needing.rows],
         "gates": [_gate(row) for row in gates if row["closed"]],
         "freezes": [_freeze(row) for row in board.board_freezes(readable) if row["thawed_at"] is None],
+        "replayed": board.prevented(30) if readable is None else None,
         "not_sent_again": _doubts(board, meta["now"], who),
     }
 
@@ -256,6 +257,9 @@ def record(board: BoardDep, who: ReaderDep, record_id: Number) -> Data:
         "may_change": who.may_change(row["dag_id"]),
         "gate": _gate(gates[0]) if gates else None,
         "events": [shapes.told(event) for event in board.events_of(record_id, limit=100)],
+        "questions": [
+            {name: shapes.plain(value) for name, value in asked.items()} for asked in board.questions_of(record_id)
+        ],
         "generations": [shapes.generation(event) for event in board.generations_of(record_id)],
     }
 

@@ -1,6 +1,6 @@
 """Lines of the ledger as JSON. Nothing here is HTML, and nothing decides.
 
-Times are ISO 8601 in UTC, amounts are texts; results, orders and arguments appear only with ``[runguard] show_results``,
+Times are ISO 8601 in UTC, amounts are texts; results, orders and arguments appear only where ``show_results`` is on,
 masked. The sentences are those of ``explain.py``, the same as on the command line.
 """
 

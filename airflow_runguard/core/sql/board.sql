@@ -190,3 +190,7 @@ select e.generation, e.at, e.actor, e.reason, e.detail from runguard.event e
 
 -- name: names_of
 select e.* from runguard.event e where e.record_id = %(id)s::bigint and e.kind = 'renamed' order by e.id
+
+-- name: questions_of
+select q.dag_id, q.task_id, q.run_id, q.map_index, q.at from runguard.question q
+ where q.record_id = %(id)s::bigint and q.closed_at is null order by q.at
