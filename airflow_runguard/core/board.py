@@ -53,7 +53,7 @@ Readable = Collection[str] | None
 class Filter:
     """Which records are wanted; ``None`` = whichever.
 
-    :param prefix: of the key. :param holder: the host, the run or the id of the task instance that has or had it.
+    :param failure_class: ``none`` = those without one. :param prefix: of the key. :param holder: the host, the run or the id of the task instance that has or had it.
     :param since, until: when the record began.
     """
 
@@ -179,7 +179,8 @@ class Board(Ledger):
 
     def _states(self, wanted: Filter) -> Sequence[str] | None:
         """Only what is not done has a failure class."""
-        return UNFINISHED if wanted.states is None and wanted.failure_class is not None else wanted.states
+        classed = wanted.failure_class not in (None, "none")
+        return UNFINISHED if wanted.states is None and classed else wanted.states
 
     def _matching(self, wanted: Filter, readable: Readable) -> dict[str, Any]:
         states = self._states(wanted)

@@ -59,7 +59,7 @@ class Wanted(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     state: Annotated[list[State] | None, Field(description="any of these states")] = None
-    failure_class: FailureClass | None = None
+    failure_class: FailureClass | Literal["none"] | None = None
     dag_id: Text | None = None
     task_id: Text | None = None
     run_id: Text | None = None

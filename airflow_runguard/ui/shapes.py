@@ -131,6 +131,7 @@ def record(row: Mapping[str, Any], value: Record, calls: Sequence[Call], hide: H
         "why": stands.why,
         "who": stands.who,
         "commands": dict(stands.commands),
+        "doubtful": [call.name for call in calls],
         "claims": row["claims"],
         "pauses": row["pauses"],
         "call_style": row["calls"],

@@ -30,8 +30,6 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-
-
 def paths(api: Api, method: str) -> list[str]:
     described = api.app.openapi()["paths"]
     return [path for path, methods in described.items() if method.lower() in methods]
@@ -49,7 +47,9 @@ def test_every_route_of_the_api_refuses_who_has_no_token(api: Api) -> None:
     asked += [("POST", path) for path in paths(api, "POST")]
     assert len(asked) > 15
     assert {one: call(api, *one, headers={}) for one in asked} == dict.fromkeys(asked, 401)
-    assert {one: call(api, *one, headers={"Authorization": "Bearer forged"}) for one in asked} == dict.fromkeys(asked, 403)
+    assert {one: call(api, *one, headers={"Authorization": "Bearer forged"}) for one in asked} == dict.fromkeys(
+        asked, 403
+    )
 
 
 def test_every_route_that_changes_something_is_tried_here_and_none_of_them_is_a_get(api: Api) -> None:

@@ -10,7 +10,7 @@
 -- name: match
 r.deployment = %(deployment)s and @seen_by
           and (%(states)s::text[] is null or r.state = any (%(states)s::text[]))
-          and (%(failure_class)s::text is null or r.failure_class = %(failure_class)s)
+          and (%(failure_class)s::text is null or coalesce(r.failure_class, 'none') = %(failure_class)s)
           and (%(dag_id)s::text is null or r.dag_id = %(dag_id)s)
           and (%(task_id)s::text is null or r.task_id = %(task_id)s)
           and (%(run_id)s::text is null or r.run_id = %(run_id)s)

@@ -29,25 +29,33 @@ const send = (record, action, body) => post(`records/${record.id}/${action}`, { 
 
 const early = (record) => Boolean(record.no_later_than) && Date.parse(record.no_later_than) > now();
 
-function resolveFields(record, answers) {
+/** A task that makes its calls itself goes on after the one that is settled: there a person answers for the call. */
+const inQuestion = (record) => (record.call_style === "explicit" ? record.doubtful : []);
+
+function resolveFields(record, answers, call) {
+  const names = record && !call ? inQuestion(record) : [];
   return [
     options("answer", answers),
+    names.length
+      ? labelled(T.resolve.call, h("select", { name: "call" }, ...names.map((name) => h("option", { value: name }, name)), h("option", { value: "" }, T.resolve.whole)))
+      : "",
     labelled(T.resolve.reference, h("input", { name: "reference", autocomplete: "off", spellcheck: "false" })),
     labelled(T.resolve.result, h("textarea", { name: "result", rows: 2, spellcheck: "false" })),
     record && early(record) ? h("label", { class: "check" }, h("input", { type: "checkbox", name: "force" }), T.resolve.force) : "",
   ];
 }
 
-function resolveWill(values, call) {
+function resolveWill(values, call = values.call) {
   const W = T.resolve.will;
+  if (!values.answer) return T.choose;
   if (values.answer === "happened") return call ? W.happenedCall : values.result?.trim() ? W.happened : W.happenedNoResult;
   if (values.answer === "did_not_happen") return call ? W.did_not_happenCall : W.did_not_happen;
   return W.failed;
 }
 
-function resolveBody(values, call) {
+function resolveBody(values, call = values.call) {
   const body = { answer: values.answer, reason: values.reason, reference: values.reference?.trim() || null, force: Boolean(values.force) && values.answer === "did_not_happen" };
-  if (call && call !== "body") body.call = call;
+  if (call && call !== "body" && values.answer !== "failed") body.call = call;
   if (values.answer === "happened" && values.result?.trim()) {
     try {
       body.result = JSON.parse(values.result);
@@ -66,8 +74,8 @@ export function resolve(data, done, call) {
   const { record, questions } = data;
   ask({
     title: call ? `${T.resolve.title} — ${call}` : T.resolve.title,
-    fields: resolveFields(record, answersFor(record)),
-    will: (values) => [resolveWill(values, call), questions.length && !call ? ` ${T.resolve.form}` : ""].join(""),
+    fields: resolveFields(record, answersFor(record), call),
+    will: (values) => [resolveWill(values, call), questions.length ? ` ${T.resolve.form}` : ""].join(""),
     go: T.resolve.go,
     async send(values) {
       const answer = await send(record, "resolve", resolveBody(values, call));
@@ -113,11 +121,12 @@ export function resolveMany(records, done) {
         const place = document.getElementById(`chosen-${record.id}`);
         if (place.dataset.done) continue;
         try {
-          const { questions } = await get(`records/${record.id}`);
-          await send(record, "resolve", body);
+          const current = await get(`records/${record.id}`);
+          const calls = values.answer === "failed" ? [] : inQuestion(current.record);
+          for (const call of calls.length ? calls : [undefined]) await send(record, "resolve", { ...body, call });
           place.dataset.done = "1";
           place.append(" ✓");
-          await answerForms(record.id, questions, values);
+          await answerForms(record.id, current.questions, values);
         } catch (error) {
           refused.push(`${record.key}: ${error.message}`);
         }
@@ -166,7 +175,7 @@ function repair({ record }, done) {
   ask({
     title: T.repair.title,
     fields: [h("p", {}, record.broken), h("p", { class: "muted" }, T.repair.told), options("state", T.repair.choice)],
-    will: (values) => T.repair.will[values.state ?? ""],
+    will: (values) => T.repair.will[values.state] ?? T.choose,
     go: T.repair.go,
     danger: true,
     send: (values) => post(`records/${record.id}/repair`, { seen: record.seen, state: values.state || null, reason: values.reason }),

@@ -66,7 +66,9 @@ export function ask({ title, fields = [], will, go, send, done, danger = false }
 
 export const labelled = (text, element) => h("label", {}, h("span", {}, text), element);
 
-export function options(name, words, chosen) {
-  return h("fieldset", {}, ...Object.entries(words).map(([value, text], number) =>
-    h("label", { class: "check" }, h("input", { type: "radio", name, value, checked: chosen === undefined ? number === 0 : value === chosen, required: true }), text)));
+/** One of several; none is chosen beforehand, unless there is only one. */
+export function options(name, words) {
+  const all = Object.entries(words);
+  return h("fieldset", {}, ...all.map(([value, text]) =>
+    h("label", { class: "check" }, h("input", { type: "radio", name, value, checked: all.length === 1, required: true }), text)));
 }

@@ -5,10 +5,10 @@ import { empty, h, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
 import { badge, className, count, money, place, task } from "./parts.js";
 import { S } from "./strings.js";
-import { setNow, time } from "./times.js";
+import { now, setNow, time } from "./times.js";
 
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
-const CLASSES = ["", "timeout", "quota", "validation", "processing", "planning", "unknown"];
+const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
 const T = S.overview;
 
 export async function show(main) {
@@ -44,8 +44,8 @@ function counted(data) {
   const add = (state, name, n) => {
     for (const key of [`${state}/${name}`, `${state}/*`, `*/${name}`]) cells.set(key, (cells.get(key) ?? 0) + n);
   };
-  for (const one of data.counts) add(one.state, one.failure_class, one.n);
-  if (data.running.n) add("running", "", data.running.n);
+  for (const one of data.counts) add(one.state, one.failure_class || "none", one.n);
+  if (data.running.n) add("running", "none", data.running.n);
   return cells;
 }
 
@@ -83,7 +83,6 @@ function matrix(data, cells) {
     const number = cells.get(`${state}/${name}`) ?? 0;
     if (!number) return h("td", { class: "muted" }, "·");
     const more = state === "running" && data.running.more;
-    if (name === "" ) return h("td", {}, count(number, more));
     return h("td", {}, h("a", { href: place("records", { state, failure_class: name === "*" ? "" : name }) }, count(number, more)));
   };
   const states = STATES.filter((state) => cells.get(`${state}/*`));
@@ -147,7 +146,7 @@ function running(data) {
           "li",
           {},
           h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, S.record.facts.claimed_at.toLowerCase(), " ", time(one.claimed_at))),
-          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, S.record.facts.lease_until.toLowerCase(), " ", time(one.lease_until))),
+          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, Date.parse(one.lease_until) < now() ? T.silent : S.record.facts.lease_until.toLowerCase(), " ", time(one.lease_until))),
         )))
       : h("p", { class: "muted" }, T.runningNone),
   );

@@ -97,7 +97,7 @@ function facts(record, found) {
     ...record,
     amount: record.amount === null ? null : money(record.amount, record.currency),
     failure_class: record.failure_class && S.failureClass[record.failure_class],
-    effect: record.effect && S.effect[record.effect],
+    effect: record.effect && T.effect[record.effect],
     holder: record.dag_id ? `${task(record)}, ${S.record.run.toLowerCase()} ${record.run_id}, try ${record.try_number} on ${record.host}:${record.pid}` : null,
     payload_fields: record.payload_fields.join(", "),
     claims: record.claims || null,

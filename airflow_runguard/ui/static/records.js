@@ -11,7 +11,7 @@ const T = S.records;
 const FIRST = ["state", "failure_class", "dag_id", "key_prefix", "needs_person", "sort"];
 const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "holder", "currency", "since", "until"];
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
-const CLASSES = ["timeout", "quota", "validation", "processing", "planning", "unknown"];
+const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
 const ENOUGH = 50;
 
 /** What the address asks for. Airflow leaves `{MAP_INDEX}` as it is where a task is not mapped. */
@@ -66,7 +66,7 @@ function form(filter) {
 function field(name, value) {
   const text = T.fields[name];
   const choice = (values, words) =>
-    h("label", {}, h("span", {}, text), h("select", { name }, h("option", { value: "" }, name === "sort" ? "" : T.any), ...values.map((one) => h("option", { value: one, selected: String(value) === one }, words[one]))));
+    h("label", {}, h("span", {}, text), h("select", { name }, h("option", { value: "" }, name === "sort" ? T.usual : T.any), ...values.map((one) => h("option", { value: one, selected: String(value) === one }, words[one]))));
   if (name === "state") return choice(STATES, S.state);
   if (name === "failure_class") return choice(CLASSES, S.failureClass);
   if (name === "sort") return choice(["newest", "oldest", "name"], T.sorts);
@@ -195,7 +195,7 @@ class List {
       {},
       h("td", { class: "pick" }, may ? h("input", { type: "checkbox", "aria-label": T.select(record.key), checked: this.chosen.has(record.id), onchange: pick }) : ""),
       h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, time(until)) : ""),
-      h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key" }, record.key), h("div", { class: "muted small" }, record.namespace)),
+      h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key" }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
       h("td", { class: "narrow" }, className(record.failure_class)),
       h("td", { class: "narrow said", title: record.error }, record.error || S.none),
       h("td", { class: "name" }, task(record), h("div", { class: "muted small" }, record.run_id ?? "")),

@@ -30,7 +30,7 @@ export const S = {
     broken: "Its line cannot be trusted; nothing is called for it.",
   },
   failureClass: {
-    "": "no class", timeout: "timeout", quota: "quota", validation: "validation", processing: "processing",
+    none: "no class", timeout: "timeout", quota: "quota", validation: "validation", processing: "processing",
     planning: "planning", unknown: "unknown",
   },
 
@@ -62,6 +62,7 @@ export const S = {
     freezes: "Freezes in force",
     runningNow: "Running, longest first",
     runningNone: "Nothing runs.",
+    silent: "silent; lease ended",
     atStake: "at stake",
     lost: "The ledger lost time: no call is made until a person acknowledges it.",
     lostTodo: "Find out what was lost, then run: airflow runguard db acknowledge-restore --help",
@@ -76,6 +77,7 @@ export const S = {
     key: "Key", state: "State", failure: "Class", why: "What was said last", task: "Task", age: "Began", updated: "Changed",
     holder: "Holder", amount: "At stake", until: "Goes on",
     any: "any",
+    usual: "usual",
     fields: {
       state: "State", failure_class: "Class", dag_id: "DAG", task_id: "Task", run_id: "Run", map_index: "Map index",
       namespace: "Namespace", key_prefix: "Key begins with", partition: "Partition", gate: "Gate", holder: "Holder (host, run, id)",
@@ -88,7 +90,7 @@ export const S = {
     stop: "Stop looking",
     end: "No more records fit.",
     stopped: "Stopped. There may be more.",
-    count: (n, more) => `${n}${more ? " and more" : ""}`,
+    count: (n, more) => `${n} record${n === "1" ? "" : "s"}${more ? " and more" : ""}`,
     fresh: (n) => `${n} new — show`,
     exportCsv: "CSV",
     exportJson: "JSON",
@@ -175,14 +177,15 @@ export const S = {
     reasonTold: "Kept in the ledger with your name and the time.",
     cancel: "Cancel",
     will: "What will happen",
+    choose: "Choose what is true.",
     again: "Look at it again",
     resolve: {
       button: "Resolve …", title: "What did you find out at the vendor?", go: "Say so",
       answer: { happened: "It happened", did_not_happen: "It did not happen", failed: "Nobody can find out: leave it failed" },
       will: {
-        happened: "It becomes done and never runs again. A retry or clear gives the result below and calls nothing.",
+        happened: "It becomes done and never runs again. A retry or clear gives this result back and calls nothing.",
         happenedNoResult: "It becomes done and never runs again. Without a result, a task whose result is needed ends in an error.",
-        happenedCall: "This call counts as done. Once no other call is in doubt, the next try goes on after it.",
+        happenedCall: "This call counts as done and is never made again. Once no other call is in doubt, the next try goes on after it.",
         did_not_happen: "It becomes pending: the next try sends it. If that is wrong, it happens twice.",
         did_not_happenCall: "This call counts as not made: the next try sends it. If that is wrong, it happens twice.",
         failed: "It becomes failed and does not run again, until a person says that it happened or orders it anew.",
@@ -242,7 +245,7 @@ export const S = {
     },
     freeze: {
       button: "Freeze …", title: "Freeze", go: "Freeze", scope: "What", value: "Name",
-      scopes: { all: "everything", dag_id: "one DAG", namespace: "one namespace", key_prefix: "keys that begin with" },
+      scopes: { all: "everything", dag_id: "DAG", namespace: "namespace", key_prefix: "keys that begin with" },
       will: "No new call starts there; tasks wait without a worker. What is under way ends by itself.",
     },
     thaw: { one: "Thaw …", title: "End this freeze?", go: "Thaw", will: "Those that wait go on." },

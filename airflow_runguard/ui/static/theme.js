@@ -2,7 +2,7 @@
 (() => {
   "use strict";
   const COLOURS = {
-    "--bg": "bg", "--fg": "fg", "--muted": "fg-muted", "--line": "border", "--soft": "bg-subtle", "--button": "bg-muted",
+    "--bg": "bg", "--fg": "fg", "--muted": "fg-muted", "--line": "border",
     "--accent": "fg-info",
   };
   function follow() {
