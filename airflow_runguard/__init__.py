@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
     from airflow_runguard.decorators import guarded_task
+    from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
 
@@ -27,6 +28,7 @@ _ROOMS = {
     "PlanningError": "core.errors",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
+    "RunGuardNotifier": "notices",
     "StillUnknown": "core.guard",
     "current_guard": "core.guard",
     "guarded": "operators",
@@ -43,6 +45,7 @@ __all__ = [
     "PlanningError",
     "ResultNotStored",
     "RunGuardError",
+    "RunGuardNotifier",
     "StillUnknown",
     "current_guard",
     "guarded",

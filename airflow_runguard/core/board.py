@@ -53,7 +53,8 @@ Readable = Collection[str] | None
 class Filter:
     """Which records are wanted; ``None`` = whichever.
 
-    :param failure_class: ``none`` = those without one. :param prefix: of the key. :param holder: the host, the run or the id of the task instance that has or had it.
+    :param failure_class: ``none`` = those without one. :param prefix: of the key.
+    :param holder: the host, the run or the id of the task instance that has or had it.
     :param since, until: when the record began.
     """
 

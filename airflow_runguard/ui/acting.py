@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, HTTPException
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
-from airflow_runguard import codec, commands
+from airflow_runguard import codec, commands, stops
 from airflow_runguard.config import settings
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.record import Record
@@ -24,6 +24,8 @@ from airflow_runguard.ui.access import ReaderDep, audit
 from airflow_runguard.ui.reading import BoardDep, Number, Text, seen, storable
 
 Data = dict[str, Any]
+LONGEST = timedelta(days=3660)
+"""For which a gate is closed; beyond it lies a slip of the pen."""
 router = APIRouter(responses={403: {}, 404: {}, 409: {"description": "Refused; nothing was changed."}, 422: {}})
 
 
@@ -137,7 +139,7 @@ def release(board: BoardDep, who: ReaderDep, record_id: Number, body: RecordChan
 @router.post("/records/{record_id}/resume", summary="Let a paused record go on at once, if its gate lets it")
 def resume(board: BoardDep, who: ReaderDep, record_id: Number, body: RecordChange) -> Data:
     row, record = _mine(board, who, record_id, body)
-    done = commands.resume_now(board, record, actor=who.actor, reason=body.reason)
+    done = stops.resume(board, record, actor=who.actor, reason=body.reason)
     audit(who, "resume", row, reason=body.reason)
     return _answer(done)
 
@@ -181,6 +183,10 @@ def _stored(value: Any) -> bytes:
         ) from error
 
 
+def _said(done: Data) -> Data:
+    return {"said": done["said"]}
+
+
 def _answer(done: Data) -> Data:
     """What is true now, in the sentences of the command line."""
     return {name: done[name] for name in ("said", "why", "who")}
@@ -192,31 +198,30 @@ def _answer(done: Data) -> Data:
 @router.post("/gates/close", summary="Close a gate until a time")
 def close_gate(board: BoardDep, who: ReaderDep, body: Close) -> Data:
     _gate(board, who, body)
-    if not datetime.now(UTC) < body.until < datetime.now(UTC) + timedelta(days=3660):
-        raise PlanningError("A gate is closed until a time that is to come. Nothing was changed.", "Say a later time.")
-    board.close_gate(body.gate, until=body.until, rate=settings().resume_rate, actor=who.actor, reason=body.reason)
+    if body.until > datetime.now(UTC) + LONGEST:
+        raise PlanningError("A gate is closed for ten years at most. Nothing was changed.", "Say an earlier time.")
+    done = stops.close_gate(
+        board, body.gate, until=body.until, rate=settings().resume_rate, actor=who.actor, reason=body.reason
+    )
     audit(who, "close_gate", None, gate=body.gate, until=body.until, reason=body.reason)
-    until = max((row["closed_until"] for row in board.gates(body.gate)), default=body.until)
-    return {"said": f"Gate {body.gate} is closed until {until:%Y-%m-%d %H:%M:%S} UTC: the later end counts."}
+    return _said(done)
 
 
 @router.post("/gates/open", summary="Open a gate; those that wait go on, paced")
 def open_gate(board: BoardDep, who: ReaderDep, body: GateChange) -> Data:
     _gate(board, who, body)
-    verdict = board.open_gate(body.gate, rate=settings().resume_rate, actor=who.actor, reason=body.reason)
-    if verdict != "ok":
-        raise Refused(f"There is no gate {body.gate}. Nothing was changed.", "Look at the list of gates again.")
+    done = stops.open_gate(board, body.gate, rate=settings().resume_rate, actor=who.actor, reason=body.reason)
     audit(who, "open_gate", None, gate=body.gate, reason=body.reason)
-    return {"said": f"Gate {body.gate} is open; those that wait go on one by one. Older answers close it no more."}
+    return _said(done)
 
 
 @router.post("/gates/rate", summary="Say how many go on each second when a gate opens")
 def rate_of_gate(board: BoardDep, who: ReaderDep, body: Rate) -> Data:
     _gate(board, who, body)
-    board.set_rate(body.gate, rate=body.rate, default=settings().resume_rate, actor=who.actor, reason=body.reason)
+    default = settings().resume_rate
+    done = stops.set_rate(board, body.gate, rate=body.rate, default=default, actor=who.actor, reason=body.reason)
     audit(who, "rate_of_gate", None, gate=body.gate, rate=body.rate, reason=body.reason)
-    pace = f"{body.rate:g}" if body.rate is not None else f"{settings().resume_rate:g} ([runguard] resume_rate)"
-    return {"said": f"Gate {body.gate} lets {pace} go on each second."}
+    return _said(done)
 
 
 def _gate(board: BoardDep, who: ReaderDep, body: GateChange) -> None:
@@ -235,23 +240,17 @@ def _gate(board: BoardDep, who: ReaderDep, body: GateChange) -> None:
 @router.post("/freezes", summary="Let no new call start in a scope")
 def freeze(board: BoardDep, who: ReaderDep, body: Freeze) -> Data:
     _scope(who, body)
-    if board.freeze(body.scope, body.value, actor=who.actor, reason=body.reason) != "ok":
-        raise Refused(f"{_named(body)} is frozen already. Nothing was changed.", "Look at the list of freezes again.")
+    done = stops.freeze(board, body.scope, body.value, actor=who.actor, reason=body.reason)
     audit(who, "freeze", None, scope=body.scope, value=body.value, reason=body.reason)
-    return {"said": f"{_named(body)} is frozen: no new call starts; what is under way ends by itself."}
+    return _said(done)
 
 
 @router.post("/freezes/thaw", summary="End a freeze")
 def thaw(board: BoardDep, who: ReaderDep, body: Freeze) -> Data:
     _scope(who, body)
-    if board.thaw(body.scope, body.value, actor=who.actor, reason=body.reason) != "ok":
-        raise Refused(f"{_named(body)} is not frozen. Nothing was changed.", "Look at the list of freezes again.")
+    done = stops.thaw(board, body.scope, body.value, actor=who.actor, reason=body.reason)
     audit(who, "thaw", None, scope=body.scope, value=body.value, reason=body.reason)
-    return {"said": f"{_named(body)} is thawed; those that wait go on."}
-
-
-def _named(body: Freeze) -> str:
-    return "Everything" if body.scope == "all" else f"{body.scope.replace('_', ' ')} {body.value}"
+    return _said(done)
 
 
 def _scope(who: ReaderDep, body: Freeze) -> None:

@@ -338,7 +338,8 @@ def test_gates_close_open_and_are_paced_with_a_reason_that_stays(api: Api, ledge
     put(ledger, "invoice/1", State.PAUSED, gate="stripe")
     ann = api.as_("ann")
     reason = {"reason": "the vendor said so", "gate": "stripe"}
-    assert ann.post("gates/close", {**reason, "until": "2020-01-01T00:00:00Z"}).status_code == 422
+    assert ann.post("gates/close", {**reason, "until": "2020-01-01T00:00:00Z"}).status_code == 409
+    assert ann.post("gates/close", {**reason, "until": "2999-01-01T00:00:00Z"}).status_code == 422
     assert ann.post("gates/close", {**reason, "until": "2030-01-01T00:00:00Z"}).status_code == 200
     (gate,) = ann.see("gates")["gates"]
     assert (gate["closed"], gate["closed_until"], gate["waiting"]["n"]) == (True, "2030-01-01T00:00:00Z", 1)

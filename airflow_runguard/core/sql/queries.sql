@@ -103,7 +103,7 @@ select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key
 update runguard.question q set closed_at = clock_timestamp() where q.ti_id = %(ti_id)s returning q.ti_id
 
 -- name: tell
-select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::int, %(kind)s, %(reason)s) as mine
+select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s) as mine
 
 -- name: take_notices
 select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.state, r.error, r.amount, r.currency

@@ -198,7 +198,7 @@ create table runguard.notice (
     id         bigint generated always as identity primary key,
     deployment text not null,
     record_id  bigint not null default 0,                   -- 0 = about the ledger itself
-    generation integer not null default 0,
+    generation bigint not null default 0,                   -- of the record; of the ledger: the event's number
     kind       text not null,
     at         timestamptz not null default clock_timestamp(),
     reason     text not null default '',
