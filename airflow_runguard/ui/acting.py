@@ -6,6 +6,7 @@ the same statement as the change; the ledger's event and the change are one tran
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -176,6 +177,7 @@ def _mine(board: BoardDep, who: ReaderDep, record_id: int, change: RecordChange)
 
 def _stored(value: Any) -> bytes:
     try:
+        json.dumps(value, allow_nan=False)
         return codec.dump(value)
     except (ValueError, TypeError, RecursionError) as error:
         raise PlanningError(

@@ -42,9 +42,9 @@ LOOKS = 10
 
 
 def storable(text: str) -> str:
-    """What PostgreSQL takes as text. :raises ValueError: a NUL."""
-    if "\x00" in text:
-        raise ValueError("it contains a NUL")
+    """What PostgreSQL takes as text. :raises ValueError: a NUL, or half of a surrogate pair."""
+    if "\x00" in text or any("\ud800" <= char <= "\udfff" for char in text):
+        raise ValueError("it holds a character that is no text")
     return text
 
 

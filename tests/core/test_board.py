@@ -17,6 +17,12 @@ from airflow_runguard.core.record import State
 from tests.core import books, engine
 
 SQL = psycopg.Connection[Any]
+MANY = """
+    insert into runguard.record (deployment, namespace, key, state, fence, effect, completeness, finished_at, calls,
+        on_doubt, payload_version, payload_digest, payload_fields, payload_readable, store_result, digest, host)
+    select 'test', 'many', lpad(n::text, 6, '0'), 'done', 1, 'applied', 'full', clock_timestamp(), 'body', 'ask', 1, '',
+        '{}', '{}', 'none', '', case when n in (7, 29000) then 'rare' end from generate_series(1, 30000) n
+"""
 PEOPLE = {"actor": "person:x", "reason": "x"}
 
 
@@ -32,7 +38,7 @@ def counted(sql: SQL) -> Counter[tuple[Any, ...]]:
         "select state, coalesce(failure_class, ''), needs_person, coalesce(currency, ''), count(*), "
         "sum(coalesce(amount, 0)) from runguard.record where state <> 'running' group by 1, 2, 3, 4"
     ).fetchall()
-    return Counter({tuple(row[:4]) + (Decimal(row[5]),): row[4] for row in rows})
+    return Counter({(*row[:4], Decimal(row[5])): row[4] for row in rows})
 
 
 def tallied(board: Board) -> Counter[tuple[Any, ...]]:
@@ -48,7 +54,7 @@ def tallied(board: Board) -> Counter[tuple[Any, ...]]:
 def test_the_tally_is_the_count_whatever_happens_and_whenever_it_is_folded(
     ledger: Ledger, sql: SQL, board: Board, seed: int
 ) -> None:
-    chance = random.Random(seed)  # noqa: S311
+    chance = random.Random(seed)
     ids: list[int] = []
     for number in range(60):
         state = chance.choice([State.DONE, State.FAILED, State.PAUSED, State.IN_DOUBT, State.PENDING])
@@ -94,12 +100,7 @@ def test_a_search_that_finds_little_says_how_far_it_looked_and_goes_on_from_ther
 ) -> None:
     with sql.transaction():
         sql.execute("select runguard.open_for_writing()")
-        sql.execute(
-            "insert into runguard.record (deployment, namespace, key, state, fence, effect, completeness, finished_at, calls, "
-            "on_doubt, payload_version, payload_digest, payload_fields, payload_readable, store_result, digest, host) "
-            "select 'test', 'many', lpad(n::text, 6, '0'), 'done', 1, 'applied', 'full', clock_timestamp(), 'body', 'ask', 1, '', "
-            "'{}', '{}', 'none', '', case when n in (7, 29000) then 'rare' end from generate_series(1, 30000) n"
-        )
+        sql.execute(MANY)
     for sort in ("newest", "oldest", "name"):
         found: list[str] = []
         after: str | None = None

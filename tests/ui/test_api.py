@@ -88,8 +88,9 @@ def test_hostile_names_and_errors_come_as_json_text_and_never_as_markup(api: Api
     hostile = HOSTILE.replace("\x1b[31m", "").replace("\u202e", "")
     held = put(ledger, f"invoice/{hostile}", State.IN_DOUBT)
     ann = api.as_("ann")
-    for path in ("records", "overview", f"records/{held.id}", "records/export?format=json"):
-        answer = ann.get(path)
+    asked = (("records", {}), ("overview", {}), (f"records/{held.id}", {}), ("records/export", {"format": "json"}))
+    for path, query in asked:
+        answer = ann.get(path, **query)
         assert answer.headers["content-type"].startswith("application/json")
         assert answer.headers["x-content-type-options"] == "nosniff"
     assert ann.see("records", key_prefix=f"invoice/{hostile[:10]}")["records"][0]["key"] == f"invoice/{hostile}"
