@@ -27,7 +27,9 @@ from airflow_runguard.ui.reading import BoardDep, Number, Text, seen, storable
 Data = dict[str, Any]
 LONGEST = timedelta(days=3660)
 """For which a gate is closed; beyond it lies a slip of the pen."""
-router = APIRouter(responses={403: {}, 404: {}, 409: {"description": "Refused; nothing was changed."}, 422: {}})
+router = APIRouter(
+    responses={409: {"description": "The ledger refused it; its sentence says why. Nothing was changed."}}
+)
 
 
 def said(text: str) -> str:

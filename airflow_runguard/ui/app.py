@@ -18,6 +18,7 @@ from airflow.api_fastapi.core_api.security import get_user
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
+from pydantic import BaseModel
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,6 +28,15 @@ from airflow_runguard.ui.access import not_forged
 from airflow_runguard.ui.lending import Lender
 
 STATIC = Path(str(files("airflow_runguard").joinpath("ui", "static")))
+
+
+class Refusal(BaseModel):
+    """What every refusal says."""
+
+    detail: str
+    remedy: str
+
+
 LARGEST = 256 * 1024
 """Bytes of a request's body."""
 HEADERS = {
@@ -70,7 +80,15 @@ def create_app() -> FastAPI:
 
 
 def _api(app: FastAPI) -> APIRouter:
-    api = APIRouter(prefix="/api", dependencies=[Depends(get_user), Depends(not_forged)])
+    answers: dict[int | str, dict[str, Any]] = {
+        401: {"description": "No token, or one that has run out."},
+        403: {"description": "Not allowed, or a forged request. Nothing was changed."},
+        404: {"description": "Not there, or not to be seen by this user."},
+        413: {"description": "Too large. Nothing was changed."},
+        422: {"description": "It cannot be meant like this. Nothing was changed.", "model": Refusal},
+        503: {"description": "The ledger is out of reach, or not one that may be used.", "model": Refusal},
+    }
+    api = APIRouter(prefix="/api", dependencies=[Depends(get_user), Depends(not_forged)], responses=answers)
     api.include_router(reading.router)
     api.include_router(acting.router)
 
