@@ -18,6 +18,7 @@ export class Calls {
     this.place = h("div", {});
     this.sight = h("div", { class: "sight", tabindex: "0", role: "table", "aria-label": T.calls, onscroll: () => this.scrolled() });
     this.inner = h("div", { class: "inner" });
+    this.number = h("span", { class: "muted" });
     this.sight.append(this.inner);
   }
 
@@ -77,7 +78,7 @@ export class Calls {
     const heads = [T.call.name, T.call.state, T.call.sent, T.call.vendor, T.call.external, T.call.error];
     this.place.replaceChildren(section(
       T.calls,
-      several ? h("div", { class: "line" }, choice, h("span", { class: "muted" }, count(this.rows.length), this.next ? " …" : "")) : "",
+      several ? h("div", { class: "line" }, choice, this.number) : "",
       progress,
       h("div", { class: "wide" }, h("div", { class: "calls" }, h("div", { class: "call heads" }, ...heads.map((text) => h("span", {}, text))), this.sight)),
       this.rows.length ? "" : h("p", { class: "muted" }, this.next ? T.callsLooking : T.callsEmptyState),
@@ -89,6 +90,7 @@ export class Calls {
   draw() {
     const from = Math.max(0, Math.floor(this.sight.scrollTop / ROW) - 10);
     const shown = this.rows.slice(from, from + SIGHT / ROW + 30);
+    this.number.textContent = `${count(this.rows.length)}${this.next ? " …" : ""}`;
     this.inner.style.height = `${this.rows.length * ROW}px`;
     this.inner.replaceChildren(...shown.map((call, number) => this.row(call, from + number)));
   }

@@ -34,8 +34,7 @@ function picture(data) {
   return [
     lost,
     tiles(data, cells),
-    h("div", { class: "columns" }, needing(data), matrix(data, cells)),
-    h("div", { class: "columns" }, closed(data), running(data)),
+    h("div", { class: "columns" }, h("div", {}, needing(data), closed(data)), h("div", {}, matrix(data, cells), running(data))),
   ];
 }
 

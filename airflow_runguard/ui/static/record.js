@@ -98,7 +98,7 @@ function facts(record, found) {
     amount: record.amount === null ? null : money(record.amount, record.currency),
     failure_class: record.failure_class && S.failureClass[record.failure_class],
     effect: record.effect && T.effect[record.effect],
-    holder: record.dag_id ? `${task(record)}, ${S.record.run.toLowerCase()} ${record.run_id}, try ${record.try_number} on ${record.host}:${record.pid}` : null,
+    holder: record.dag_id ? `${task(record)}, ${S.record.run.toLowerCase()} ${record.run_id}, try ${record.try_number} on ${[record.host, record.pid].filter(Boolean).join(":")}` : null,
     payload_fields: record.payload_fields.join(", "),
     claims: record.claims || null,
     pauses: record.pauses || null,
