@@ -17,12 +17,15 @@ if TYPE_CHECKING:
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.retry import GuardRetryPolicy
+    from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
     "Doubt": "core.guard",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
     "NotApplied": "core.errors",
     "PlanningError": "core.errors",
@@ -30,6 +33,7 @@ _ROOMS = {
     "RunGuardError": "core.errors",
     "RunGuardNotifier": "notices",
     "StillUnknown": "core.guard",
+    "SweepOperator": "upkeep",
     "current_guard": "core.guard",
     "guarded": "operators",
     "guarded_task": "decorators",
@@ -40,6 +44,7 @@ __all__ = [
     "Doubt",
     "Guard",
     "GuardContext",
+    "GuardRetryPolicy",
     "GuardedPythonOperator",
     "NotApplied",
     "PlanningError",
@@ -47,6 +52,7 @@ __all__ = [
     "RunGuardError",
     "RunGuardNotifier",
     "StillUnknown",
+    "SweepOperator",
     "current_guard",
     "guarded",
     "guarded_task",

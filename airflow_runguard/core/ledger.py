@@ -55,6 +55,7 @@ from airflow_runguard.core.rows import (
     replay_parameters,
     result_of,
     settlement_parameters,
+    speaks_for_body,
     word_of,
 )
 
@@ -159,12 +160,13 @@ class Ledger:
             "lease": order.lease,
             "max_call_time": order.max_call_time,
             "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
-            "i_name": [name for name, _ in intents],
-            "i_intent": [clean(intent) for _, intent in intents],
+            "i_name": [name for name, _ in intents] or None,
+            "i_intent": [clean(intent) for _, intent in intents] or None,
             "hand_over": hand_over,
             **pause_parameters(order),
+            "body_done": speaks_for_body(settlement, outcomes),
         }
-        parameters.update(outcome_parameters(outcomes))
+        parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
         parameters.update(settlement_parameters(settlement))
         answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)

@@ -7,7 +7,7 @@ data that PostgreSQL would refuse is cleaned, so that it never tears an outcome 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -99,8 +99,20 @@ def pause_parameters(order: Order) -> dict[str, Any]:
     return {"rate": order.resume_rate, "max_pauses": order.max_pauses, "max_pause": order.max_pause}
 
 
-def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
+def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) -> bool:
+    """Whether the settlement says all that the one outcome says: the body is one call, and it is done."""
+    return (
+        settlement is not None
+        and settlement.state is State.DONE
+        and len(outcomes) == 1
+        and outcomes[0] == Outcome("body", result=settlement.result, error=settlement.error)
+    )
+
+
+def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | None]:
     columns = ("name", "state", "class", "effect", "final", "resume_after", "error", "evidence", "result", "missing")
+    if not outcomes:  # an empty list costs more to send than none
+        return dict.fromkeys(f"o_{column}" for column in columns)
     values: dict[str, list[Any]] = {f"o_{column}": [] for column in columns}
     for outcome in outcomes:
         failure, result = outcome.failure, outcome.result
@@ -118,7 +130,7 @@ def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
         )
         for column, value in zip(columns, row, strict=True):
             values[f"o_{column}"].append(value)
-    return values
+    return {**values}
 
 
 def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:

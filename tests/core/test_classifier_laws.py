@@ -84,7 +84,7 @@ FIELD: list[tuple[str, BaseException, set[str], bool, float | None, Effect]] = [
     ("conflict with an earlier attempt", http_error(409), {"processing"}, False, None, UNKNOWN),
     ("decline", http_error(402), {"validation"}, False, None, NOT_APPLIED),
     ("unavailable without a hint", http_error(503), {"processing"}, False, None, UNKNOWN),
-    ("unavailable with a hint", http_error(503, {"Retry-After": "120"}), {"processing"}, False, 120, UNKNOWN),
+    ("unavailable with a hint", http_error(503, {"Retry-After": "120"}), {"processing"}, True, 120, UNKNOWN),
     (
         "date against the vendor's clock",
         http_error(429, {"Retry-After": "Tue, 10 Mar 2026 12:12:30 GMT", "Date": "Tue, 10 Mar 2026 12:10:00 GMT"}),
@@ -341,10 +341,11 @@ def test_p03_a_request_that_may_have_left_is_never_called_not_applied(error: Bas
 @given(chains(OPEN + PROVEN + SILENT))
 def test_p03_the_axes_never_contradict_each_other(error: BaseException) -> None:
     failure = classify(error)
-    if failure.pausable or failure.final or failure.needs_person:
+    if failure.final or failure.needs_person:
         assert failure.effect is NOT_APPLIED
     if failure.pausable:
         assert failure.failure_class is FailureClass.QUOTA
+        assert not failure.needs_person
     assert classify(error, effect_kind="read").effect is NOT_APPLIED
 
 
@@ -430,8 +431,7 @@ def test_p07_an_interruption_while_reading_belongs_to_the_process() -> None:
 def test_p07_every_rule_has_one_name_and_a_public_source() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
-        assert rule.source.startswith(("https://", "airflow_runguard.")), rule
-        assert not (rule.types and rule.statuses), rule
+        assert rule.source.startswith("https://"), rule
         assert not (rule.final and rule.effect is not NOT_APPLIED), rule
 
 
@@ -439,10 +439,3 @@ def test_p07_classifying_costs_less_than_a_tenth_of_a_millisecond() -> None:
     """Median over the shapes; of each the best of many, which a busy machine does not blur."""
     best = [min(timeit.repeat(partial(classify, case[1], now=NOW), number=1, repeat=200)) for case in FIELD]
     assert statistics.median(best) < 100e-6
-
-
-def test_p03_clients_whose_retries_cannot_be_read_are_unknown() -> None:
-    azure = type("HttpResponseError", (Exception,), {"__module__": "azure.core.exceptions", "status_code": 429})
-    failure = classify(azure())
-    assert (failure.failure_class, failure.effect) == (FailureClass.QUOTA, UNKNOWN)
-    assert "retry_total=0" in failure.evidence

@@ -1,7 +1,13 @@
 -- The statements that Python sends. A block begins with `-- name:`; parameters are psycopg's %(name)s.
 
 -- name: replay
-select * from runguard.replay(%(deployment)s, %(namespace)s, %(key)s, %(payload_version)s::smallint, %(payload_digest)s)
+-- The common answer to a rerun, by a plain look: done, readable, asked for with the payload that it was done with. No row
+-- means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
+select clock_timestamp() as now, r.id as record_id, r.generation, r.fence, r.store_result, r.result, r.result_missing
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
+   and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
+   and runguard.broken(r) = ''
 
 -- name: claim
 select * from runguard.claim(
@@ -18,7 +24,7 @@ select * from runguard.claim(
 -- name: write
 select * from runguard.write(
     %(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(nonce)s, make_interval(secs => %(lease)s),
-    %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
+    %(body_done)s, %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
     %(o_resume_after)s::float8[], %(o_error)s::text[], %(o_evidence)s::text[], %(o_result)s::bytea[], %(o_missing)s::text[],
     %(i_name)s::text[], %(i_intent)s::text[], make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(to)s, %(class)s, %(effect)s, %(needs_person)s::boolean, %(resume_after)s::float8,
