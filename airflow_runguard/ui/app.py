@@ -19,6 +19,7 @@ from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, RedirectResponse
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -76,14 +77,15 @@ def create_app() -> FastAPI:
     app.add_exception_handler(RunGuardError, _refused)
     app.add_exception_handler(psycopg.Error, _refused_by_the_ledger)
     app.add_exception_handler(RequestValidationError, _malformed)
+    app.add_exception_handler(StarletteHTTPException, _denied)
     return app
 
 
 def _api(app: FastAPI) -> APIRouter:
     answers: dict[int | str, dict[str, Any]] = {
-        401: {"description": "No token, or one that has run out."},
-        403: {"description": "Not allowed, or a forged request. Nothing was changed."},
-        404: {"description": "Not there, or not to be seen by this user."},
+        401: {"description": "No token, or one that has run out.", "model": Refusal},
+        403: {"description": "Not allowed, or a forged request. Nothing was changed.", "model": Refusal},
+        404: {"description": "Not there, or not to be seen by this user.", "model": Refusal},
         413: {"description": "Too large. Nothing was changed."},
         422: {"description": "It cannot be meant like this. Nothing was changed.", "model": Refusal},
         503: {"description": "The ledger is out of reach, or not one that may be used.", "model": Refusal},
@@ -136,6 +138,19 @@ def _malformed(_: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"detail": "; ".join(found), "remedy": "Correct these fields. Nothing was changed."}, 422)
 
 
+REMEDIES = {
+    401: "Sign in to Airflow again.",
+    403: "Ask whoever gives rights in Airflow.",
+    404: "Look at the list again.",
+}
+
+
+def _denied(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StarletteHTTPException)
+    remedy = REMEDIES.get(error.status_code, "Correct the request.")
+    return JSONResponse({"detail": str(error.detail), "remedy": remedy}, error.status_code, error.headers)
+
+
 # -- every answer ------------------------------------------------------------------------------------------------------
 
 
@@ -172,7 +187,8 @@ class _Manners:
 
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > LARGEST:
-            too_large = JSONResponse({"detail": f"A request has at most {LARGEST} bytes. Nothing was changed."}, 413)
+            said = f"A request has at most {LARGEST} bytes. Nothing was changed."
+            too_large = JSONResponse({"detail": said, "remedy": "Send less."}, 413)
             await too_large(scope, receive, mannered)
             return
         await self.app(scope, counted, mannered)
