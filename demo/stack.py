@@ -117,7 +117,7 @@ class AirflowStack:
             raise ProcessFailed(f"airflow {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
         return done.stdout
 
-    def wait_healthy(self, timeout: float = 120, progress: Callable[[str], None] = lambda _: None) -> None:
+    def wait_healthy(self, timeout: float = 300, progress: Callable[[str], None] = lambda _: None) -> None:
         """Return when all four components say that they are healthy; ``progress`` hears of each one once.
 
         :raises ProcessFailed: a component ended; with the end of its log.
