@@ -233,6 +233,8 @@ def test_the_colours_follow_airflow_at_once_and_all_text_can_be_read(
 def test_p13_a_doubt_resolved_on_the_page_lets_the_parked_task_go_on_with_the_result(
     page: Page, ground: Ground
 ) -> None:
+    ground.airflow.api.wait_dag("asking", PATIENCE)
+    ground.airflow.api.unpause("asking")
     drive = Asked(ground, "resolved-on-the-page")
     run_id = drive.park()
     record_id = drive.explain()["record"]["id"]

@@ -32,8 +32,9 @@ create or replace trigger count_moved after update on runguard.record for each r
 -- for the sake of a count.
 create or replace function runguard.fold() returns void language plpgsql as $$
 begin
-    if not (has_table_privilege('runguard.tally_change', 'delete') and has_table_privilege('runguard.tally', 'insert, update')
-            and has_table_privilege('runguard.pulse', 'delete') and has_table_privilege('runguard.pulse', 'insert'))
+    if not (select bool_and(has_table_privilege('runguard.' || t.name, t.word))
+              from (values ('tally_change', 'delete'), ('tally', 'insert'), ('tally', 'update'), ('pulse', 'insert'),
+                           ('pulse', 'update'), ('pulse', 'delete')) t (name, word))
        or not pg_try_advisory_xact_lock(hashtext('runguard.tally')) then
         return;
     end if;

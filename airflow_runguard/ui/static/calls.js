@@ -14,7 +14,7 @@ const STATES = ["in_doubt", "started", "failed", "paused", "pending", "done"];
 
 export class Calls {
   constructor(id, changed) {
-    Object.assign(this, { id, changed, state: "", rows: [], next: "", loading: false });
+    Object.assign(this, { id, changed, state: "", generation: "", rows: [], next: "", loading: false });
     this.place = h("div", {});
     this.sight = h("div", { class: "sight", tabindex: "0", role: "table", "aria-label": T.calls, onscroll: () => this.scrolled() });
     this.inner = h("div", { class: "inner" });
@@ -42,7 +42,7 @@ export class Calls {
   async page() {
     this.loading = true;
     try {
-      const page = await get(`records/${this.id}/calls`, { state: this.state, after: this.next, limit: 200 });
+      const page = await get(`records/${this.id}/calls`, { generation: this.generation, state: this.state, after: this.next, limit: 200 });
       this.rows.push(...page.calls);
       this.progress = page.progress;
       this.next = page.next;
@@ -63,14 +63,19 @@ export class Calls {
 
   frame() {
     const choose = (event) => {
-      this.state = event.target.value;
+      this[event.target.name] = event.target.value;
       this.sight.scrollTop = 0;
       this.rows = [];
       return this.restart();
     };
-    const choice = h("select", { "aria-label": T.call.state, onchange: choose }, h("option", { value: "" }, T.callsAll), ...STATES.map((state) => h("option", { value: state, selected: state === this.state }, S.state[state])));
+    const choice = h("select", { name: "state", "aria-label": T.call.state, onchange: choose }, h("option", { value: "" }, T.callsAll), ...STATES.map((state) => h("option", { value: state, selected: state === this.state }, S.state[state])));
+    const latest = this.data.record.generation;
+    const generations = Array.from({ length: Math.min(latest, 50) }, (_, number) => latest - number);
+    const which = latest > 1
+      ? h("select", { name: "generation", "aria-label": T.facts.generation, onchange: choose }, ...generations.map((one) => h("option", { value: one, selected: String(one) === String(this.generation || latest) }, T.generation(one))))
+      : "";
     const progress = Object.keys(this.progress ?? {}).length ? h("p", { class: "progress" }, ...bar(this.progress)) : "";
-    const several = this.rows.length > 1 || this.state || this.next;
+    const several = this.rows.length > 1 || this.state || this.next || latest > 1;
     if (!several && !this.rows.length) {
       this.place.replaceChildren();
       return;
@@ -78,7 +83,7 @@ export class Calls {
     const heads = [T.call.name, T.call.state, T.call.sent, T.call.vendor, T.call.external, T.call.error];
     this.place.replaceChildren(section(
       T.calls,
-      several ? h("div", { class: "line" }, choice, this.number) : "",
+      several ? h("div", { class: "line" }, which, choice, this.number) : "",
       progress,
       h("div", { class: "wide" }, h("div", { class: "calls" }, h("div", { class: "call heads" }, ...heads.map((text) => h("span", {}, text))), this.sight)),
       this.rows.length ? "" : h("p", { class: "muted" }, this.next ? T.callsLooking : T.callsEmptyState),
@@ -96,7 +101,7 @@ export class Calls {
   }
 
   row(call, number) {
-    const may = this.data.may_change && this.data.record.state === "in_doubt" && call.state === "in_doubt" && call.name !== "body";
+    const may = this.data.may_change && this.data.record.state === "in_doubt" && call.state === "in_doubt" && call.name !== "body" && call.generation === this.data.record.generation;
     const told = [call.error, call.evidence].filter(Boolean).join(" · ");
     const row = h(
       "div",

@@ -1,4 +1,5 @@
 // Elements from data. Text is always a text node, so that nothing in the ledger can become markup.
+import { S } from "./strings.js";
 
 export function h(tag, properties = {}, ...children) {
   const svg = ["svg", "rect", "g", "line", "title", "text", "path"].includes(tag);
@@ -18,7 +19,7 @@ export const button = (text, click, properties = {}) => h("button", { type: "but
 
 export function note(text, kind = "") {
   const place = document.getElementById("notes");
-  const shown = h("p", { class: `note ${kind}` }, text, button("×", () => shown.remove(), { class: "plain", "aria-label": "Close" }));
+  const shown = h("p", { class: `note ${kind}` }, text, button("×", () => shown.remove(), { class: "plain", "aria-label": S.close }));
   place.append(shown);
   setTimeout(() => shown.remove(), kind === "bad" ? 30_000 : 8_000);
 }

@@ -101,14 +101,15 @@ function matrix(data, cells) {
 }
 
 function needing(data) {
-  const rows = data.needs_person;
+  const since = (one) => one.first_unknown_at ?? one.updated_at;
+  const rows = [...data.needs_person].sort((a, b) => since(a).localeCompare(since(b)));
   return section(
     T.needs,
     rows.length
       ? h("ol", { class: "cards" }, ...rows.map((one) => h(
           "li",
           {},
-          h("div", { class: "line" }, badge(one.state), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "muted end" }, time(one.first_unknown_at ?? one.updated_at))),
+          h("div", { class: "line" }, badge(one.state), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "muted end" }, time(since(one)))),
           h("div", { class: "line muted" }, h("span", { class: "cut" }, one.error || className(one.failure_class)), h("span", { class: "end" }, one.amount ? money(one.amount, one.currency) : "", " ", task(one))),
         )))
       : h("p", { class: "muted" }, T.needsNone),

@@ -15,6 +15,9 @@ export function place(view, more = {}) {
   return `?${search}`;
 }
 
+/** The same, in the ledger's own page: where a tab has no room for more. */
+export const inLedger = (view, more) => `plugin/runguard${window.location.pathname}${place(view, more).replace(/&tab=[^&]*/, "")}`;
+
 export function badge(state) {
   return h("span", { class: `badge ${state}`, title: S.means[state] ?? "" }, S.state[state] ?? state);
 }

@@ -4,7 +4,7 @@ import { airflow, get, hostLink } from "./api.js";
 import { Calls } from "./calls.js";
 import { button, empty, h, note, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
-import { badge, copyable, instance, json, money, parameters, place, task } from "./parts.js";
+import { badge, copyable, inLedger, instance, json, money, parameters, place, task } from "./parts.js";
 import { S } from "./strings.js";
 import { setNow, time } from "./times.js";
 
@@ -77,7 +77,9 @@ function head(data, look) {
   const banner = (title, text, ...more) => h("div", { class: "banner warn" }, h("strong", {}, title), h("p", {}, text), ...more);
   const commands = Object.entries(record.commands);
   return [
-    h("p", { class: "crumbs" }, h("a", { href: place("records") }, T.back), " / ", h("a", { href: place("records", { namespace: record.namespace }) }, record.namespace)),
+    parameters().get("tab")
+      ? h("p", { class: "crumbs" }, record.namespace, " · ", hostLink(S.records.inLedger, inLedger("record", { id: record.id })))
+      : h("p", { class: "crumbs" }, h("a", { href: place("records") }, T.back), " / ", h("a", { href: place("records", { namespace: record.namespace }) }, record.namespace)),
     h("div", { class: "line title" }, h("h1", {}, record.key), badge(record.state), ...actions(data, look)),
     h("div", { class: `standing ${record.state}` },
       h("p", { class: "why" }, record.why),
@@ -98,7 +100,7 @@ function facts(record, found) {
     amount: record.amount === null ? null : money(record.amount, record.currency),
     failure_class: record.failure_class && S.failureClass[record.failure_class],
     effect: record.effect && T.effect[record.effect],
-    holder: record.dag_id ? `${task(record)}, ${S.record.run.toLowerCase()} ${record.run_id}, try ${record.try_number} on ${[record.host, record.pid].filter(Boolean).join(":")}` : null,
+    holder: record.dag_id ? T.heldBy(task(record), record.run_id, record.try_number, [record.host, record.pid].filter(Boolean).join(":")) : null,
     payload_fields: record.payload_fields.join(", "),
     claims: record.claims || null,
     pauses: record.pauses || null,
@@ -111,7 +113,7 @@ function facts(record, found) {
   const links = record.dag_id && record.run_id
     ? [h("dt", {}, T.live), h("dd", { class: "links" },
         hostLink(T.task, instance(record)), hostLink(T.log, `${instance(record)}?try_number=${record.try_number ?? 1}`), hostLink(T.run, instance(record).replace(/\/tasks\/.*/, "")),
-        found && !found.gone ? h("span", { class: "muted" }, `Airflow: ${found.state ?? S.none}`) : "")]
+        found && !found.gone ? h("span", { class: "muted" }, T.says(found.state ?? S.none)) : "")]
     : [h("dt", {}, T.live), h("dd", { class: "muted" }, T.noRun)];
   return h("dl", { class: "facts" }, ...links, ...rows.flatMap((name) => [h("dt", {}, T.facts[name]), h("dd", {}, TIMES.has(name) ? time(values[name], { both: true }) : values[name])]));
 }

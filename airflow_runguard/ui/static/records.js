@@ -1,9 +1,9 @@
 // The list: filter, order, pages by key, live lines, selection, export. A tab of Airflow's is the same list, scoped.
 import { resolveMany } from "./actions.js";
-import { exported, get } from "./api.js";
+import { exported, get, hostLink } from "./api.js";
 import { button, empty, h } from "./dom.js";
 import { everySoOften } from "./live.js";
-import { badge, className, count, money, parameters, place, task } from "./parts.js";
+import { badge, className, count, inLedger, money, parameters, place, task } from "./parts.js";
 import { S } from "./strings.js";
 import { setNow, time } from "./times.js";
 
@@ -31,7 +31,7 @@ export async function show(main, me) {
   const filter = wanted();
   const list = new List(filter, tab, me);
   const head = tab
-    ? h("div", { class: "line" }, h("h1", {}, T.tab[tab] ?? T.title))
+    ? h("div", { class: "line" }, h("h1", {}, T.tab[tab] ?? T.title), h("span", { class: "end" }, hostLink(T.inLedger, inLedger("records", filter))))
     : h("h1", { class: "offscreen" }, T.title);
   main.replaceChildren(head, tab ? "" : form(filter), list.bar, list.place, list.foot);
   await list.more();
