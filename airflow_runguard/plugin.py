@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow.plugins_manager import AirflowPlugin
+from airflow.sdk.plugins_manager import AirflowPlugin
 
 _ICONS = {"icon": "runguard/static/ledger.svg", "icon_dark_mode": "runguard/static/ledger-dark.svg"}
 _WHERE = {
