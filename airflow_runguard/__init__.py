@@ -11,50 +11,93 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from airflow_runguard.batches import BatchResults, GuardedBatchOperator, guarded_batch_task
+    from airflow_runguard.core.batch import ItemContext, Pause
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
-    from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
+    from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, Submitted, current_guard
+    from airflow_runguard.core.jobs import FailedForGood, JobFailed, NotFound, Running, Succeeded
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
-    from airflow_runguard.options import Guard
+    from airflow_runguard.options import BatchGuard, Guard
+    from airflow_runguard.reconcile import ReconcileOperator, VendorEffect
+    from airflow_runguard.reconcilers import FileLookup, HttpLookup, SftpLookup, SqlLookup, StripeLookup
     from airflow_runguard.retry import GuardRetryPolicy
     from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
+    "BatchGuard": "options",
+    "BatchResults": "batches",
     "Doubt": "core.guard",
+    "FailedForGood": "core.jobs",
+    "FileLookup": "reconcilers",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardedBatchOperator": "batches",
     "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
+    "HttpLookup": "reconcilers",
+    "JobFailed": "core.jobs",
     "NotApplied": "core.errors",
+    "NotFound": "core.jobs",
+    "ItemContext": "core.batch",
+    "Pause": "core.batch",
     "PlanningError": "core.errors",
+    "ReconcileOperator": "reconcile",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
     "RunGuardNotifier": "notices",
+    "Running": "core.jobs",
+    "SftpLookup": "reconcilers",
+    "SqlLookup": "reconcilers",
     "StillUnknown": "core.guard",
     "SweepOperator": "upkeep",
+    "StripeLookup": "reconcilers",
+    "Submitted": "core.guard",
+    "Succeeded": "core.jobs",
+    "VendorEffect": "reconcile",
     "current_guard": "core.guard",
     "guarded": "operators",
+    "guarded_batch_task": "batches",
     "guarded_task": "decorators",
 }
 
 __all__ = [
     "Applied",
+    "BatchGuard",
+    "BatchResults",
     "Doubt",
+    "FailedForGood",
+    "FileLookup",
     "Guard",
     "GuardContext",
     "GuardRetryPolicy",
+    "GuardedBatchOperator",
     "GuardedPythonOperator",
+    "HttpLookup",
+    "ItemContext",
+    "JobFailed",
     "NotApplied",
+    "NotFound",
+    "Pause",
     "PlanningError",
+    "ReconcileOperator",
     "ResultNotStored",
     "RunGuardError",
     "RunGuardNotifier",
+    "Running",
+    "SftpLookup",
+    "SqlLookup",
     "StillUnknown",
+    "StripeLookup",
+    "Submitted",
+    "Succeeded",
     "SweepOperator",
+    "VendorEffect",
     "current_guard",
     "guarded",
+    "guarded_batch_task",
     "guarded_task",
 ]
 

@@ -11,7 +11,8 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -133,6 +134,10 @@ def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
             raise PlanningError(
                 "Only what happened has a --result. Nothing was changed.", "Add --happened, or leave it out."
             )
+        if args.items and args.call:
+            raise PlanningError("--items and --call say two things. Nothing was changed.", "Leave one of them out.")
+        if args.items and args.result is not None and not args.items.startswith("key="):
+            raise PlanningError("One --result is of one item. Nothing was changed.", "Say --items key=ITEM.")
         if args.force and args.answer != "did_not_happen":
             raise PlanningError("--force belongs to --did-not-happen. Nothing was changed.", "Leave it out.")
     if name in ("freeze", "thaw") and not (args.all or args.dag_id or args.namespace or args.key_prefix):
@@ -175,12 +180,37 @@ def _do(
         return commands.db_upgrade(door.connect, deployment=door.deployment, sql=False)
     if name == "doctor":
         return commands.doctor(door.connect, deployment=door.deployment, settings=door.settings)
+    if name == "reconcile" and door.settings is None:
+        raise PlanningError(
+            "The functions that ask the vendors are in the DAGs, which only Airflow can load. Nobody was asked.",
+            "Run `airflow runguard reconcile` where Airflow runs.",
+        )
     ledger = Ledger(door.connect, deployment=door.deployment)
     try:
         ledger.check()
+        if name == "reconcile":
+            from airflow_runguard.reconcile import Functions, settle_all
+
+            scope = {"dag_id": args.dag_id, "namespace": args.namespace, "prefix": args.key_prefix}
+            with _said_to_stderr():
+                return settle_all(ledger, Functions(), actor=f"reconcile, started by {_actor(args)}", **scope)
         return _with_ledger(name, args, ledger, changes, getattr(door.settings, "resume_rate", RESUME_RATE))
     finally:
         ledger.close()
+
+
+@contextmanager
+def _said_to_stderr() -> Iterator[None]:
+    """What a DAG's file prints, and Airflow logs while it loads it, is not this command's answer."""
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(answer, 1)
+        os.close(answer)
 
 
 def _with_ledger(
@@ -233,6 +263,22 @@ def _with_ledger(
             return commands.show(ledger, record)
         case "explain":
             return commands.explain(ledger, record)
+        case "resolve" if args.items:
+            return commands.resolve_items(
+                ledger,
+                record,
+                args.answer,
+                args.items,
+                reference=args.reference,
+                result=None if args.result is None else _as_stored(args.result),
+                force=args.force,
+                **who,
+            )
+        case "reopen" if args.items:
+            again = args.again_although_applied
+            return commands.reopen_items(ledger, record, args.items, again_although_applied=again, **who)
+        case "items":
+            return commands.items(ledger, record, args.state, after=args.after_item, limit=args.limit)
         case "resolve":
             return commands.resolve(
                 ledger,

@@ -30,7 +30,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human
+from airflow_runguard import codec, human, jobs, sqlguard
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
@@ -150,7 +150,7 @@ class Entry:
                 record = ledger.get(work.order.identity)
                 text = how.message if isinstance(how, core.Ended) else how.reason
                 ledger.tell(record.id if record else 0, record.generation if record else 0, how.tells, text)
-        if not isinstance(how, core.InDoubt) or _is_test():
+        if not isinstance(how, core.InDoubt) or is_test():
             return how
         if how.seconds is not None and (how.who == "reconcile" or early):
             return core.Waiting(how.message, how.seconds)
@@ -191,7 +191,7 @@ class Entry:
                 "iterator?), so it cannot name the same work tomorrow."
             )
         guard = self.guard
-        deployment = self.deployment = options.test_deployment if _is_test() else options.deployment
+        deployment = self.deployment = options.test_deployment if is_test() else options.deployment
         namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
         on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
         dag_run: Any = self.context.get("dag_run")
@@ -270,7 +270,6 @@ class Entry:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        on_doubt = self.guard.on_doubt
         return core.Work(
             order=order,
             holder=holder,
@@ -278,7 +277,8 @@ class Entry:
             dump=codec.dump,
             load=codec.load,
             signal=self._signal,
-            reconcile=on_doubt if callable(on_doubt) else None,
+            reconcile=sqlguard.answers(self.guard.on_doubt),
+            transaction=sqlguard.SqlTransaction,
             hide=hide,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
@@ -294,7 +294,10 @@ class Entry:
         object.__setattr__(self.operator, "_guard_context", guard)
         with self._recorded_xcoms(), self._recorded_return() as returned:
             try:
-                value = body()
+                if self.adapter.job is not None and guard.body_is_call and self.resumes is None:
+                    value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)
+                else:
+                    value = body()
             except BrokenPipeError:
                 if not returned:
                     raise
@@ -522,7 +525,7 @@ def _replaced(value: Any, key: str) -> Any:
     return value
 
 
-def _is_test() -> bool:
+def is_test() -> bool:
     """Whether ``dag.test()`` or ``airflow tasks test`` runs this: then Airflow's supervisor lives in this process."""
     from airflow.sdk.execution_time import task_runner
 

@@ -156,7 +156,7 @@ class Board(Ledger):
             if after is None:
                 return
 
-    def lines(self, ids: Sequence[int], *, readable: Readable = None) -> Sequence[Mapping[str, Any]]:
+    def some(self, ids: Sequence[int], *, readable: Readable = None) -> Sequence[Mapping[str, Any]]:
         """These records as a list has them; those that may not be seen are missing."""
         return self._all("page_ids", {"ids": list(ids), "deployment": self.deployment, "dags": _listed(readable)})
 

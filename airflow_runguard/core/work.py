@@ -7,15 +7,20 @@ command to type.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
-from airflow_runguard.core.record import Call, Claim, Holder, Order, Record, Result, Verdict
+from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Settlement, Verdict
 
 log = logging.getLogger("airflow_runguard")
+
+IN_SQL = "runguard.sql"
+"""In the intent of a call of ``guard.sql``: the Connection of its target. A call's argument cannot have this name."""
+NOT_STORED: Any = object()
+"""The result of something that happened and whose result is not known (any more)."""
 
 BODY = "body"
 """The name of the one call of a function or operator that is a single call."""
@@ -23,16 +28,36 @@ BODY = "body"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The vendor says that it happened, with this result."""
+    """The vendor says that it happened, with this result.
+
+    :param reference: the vendor's own name for it, kept with the call.
+    """
 
     result: Any = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """The vendor could not say."""
+    """The vendor could not say. :param seconds: after which it is worth asking again, where that is known."""
 
     reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The vendor has the job that the call submitted, under this name: the next try attaches to it."""
+
+    external_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """It did not happen, and whoever might still have brought it about can no longer: proof at any time, while a look
+    that finds nothing is proof only after the call can no longer arrive."""
+
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +66,47 @@ class Doubt:
 
     :param vendor_key: the idempotency key that the call carried.
     :param intent: the call's readable arguments (for a whole body: the order's readable fields).
+    :param now: the ledger's time when the asking began; count from it, never by this machine's clock.
     """
 
     record: Record
     call: Call
     vendor_key: str
     intent: Any
+    now: datetime
+
+    @property
+    def external_id(self) -> str:
+        """The vendor's own name for it, where ``guard.remember`` kept one; else ''."""
+        return self.call.external_id
 
 
-Reconcile = Callable[[Doubt], Applied | NotApplied | StillUnknown]
+Answer = Applied | NotApplied | StillUnknown | Submitted
+Reconcile = Callable[[Doubt], Answer | Fenced | Awaitable[Answer] | None]
+"""A function that asks the vendor; ``None`` = this doubt is none that it can ask about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """By what a target database knows one call of ``guard.sql``.
+
+    :param key: the call's vendor key.
+    :param stores: whether the result is kept; then ``dump`` and ``load`` give it back equal.
+    """
+
+    key: str
+    fence: int
+    stores: bool
+    dump: Callable[[Any], Result]
+    load: Callable[[bytes], Any]
+
+
+class Transaction(Protocol):
+    """A call's effect in a database that keeps the proof beside it (``sqlguard.py``)."""
+
+    def make(self, marker: Marker, fn: Callable[[Any], Any], accept: Callable[[Any], None]) -> Any: ...
+
+    def judge(self, error: BaseException) -> Failure: ...
 
 
 # -- what a door brings, and what it gets back ------------------------------------------------------------------------
@@ -77,6 +134,7 @@ class Work:
     :param dump, load: the result to bytes and back; ``dump`` raises where ``load`` would not give back an equal value.
     :param signal: what a control-flow exception of the body means; ``None`` = it is an error.
     :param hide: masks what is stored for people to read.
+    :param transaction: opens a database for ``guard.sql``, by the name of its Connection.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
     """
 
@@ -88,6 +146,7 @@ class Work:
     signal: Callable[[BaseException], HandOver | Decision | None] = lambda error: None
     reconcile: Reconcile | None = None
     hide: Callable[[Any], Any] = lambda value: value
+    transaction: Callable[[str], Transaction] | None = None
     single_request: bool = False
     allow_no_call: bool = False
 
@@ -123,12 +182,14 @@ class Ended:
 
     :param retry: another try may do better (Airflow's own retries apply); else a person or a command moves it on.
     :param error: the exception that ended the body, where there was one.
+    :param value: what there is to give all the same (the summary of a batch).
     :param tells: the kind of notice that people get.
     """
 
     message: str
     retry: bool
     error: BaseException | None = None
+    value: Any = None
     tells: str = ""
 
 
@@ -163,6 +224,17 @@ class Interrupt(BaseException):
     def __init__(self, how: Waiting | Ended, pause: float | None = None) -> None:
         super().__init__(how.reason if isinstance(how, Waiting) else how.message)
         self.how, self.pause = how, pause
+
+
+class Leave(BaseException):
+    """A body that knows by itself how its record is to be left: a batch. Nothing else raises it.
+
+    :param value: what ``settlement`` books as the result, where it is ``done``.
+    """
+
+    def __init__(self, settlement: Settlement, how: How, value: Any = None) -> None:
+        super().__init__(settlement.error)
+        self.settlement, self.how, self.value = settlement, how, value
 
 
 THAW = "`airflow runguard thaw … --reason …` lets it go on."

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import psycopg
 
@@ -44,6 +44,18 @@ from airflow_runguard.core.record import (
 log = logging.getLogger("airflow_runguard")
 
 T = TypeVar("T")
+
+
+class Renewed(Protocol):
+    """An answer that says until when the lease runs (``None`` = not the holder any more)."""
+
+    @property
+    def now(self) -> datetime: ...
+    @property
+    def until(self) -> datetime | None: ...
+
+
+R = TypeVar("R", bound=Renewed)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two tries at a ledger that is away."""
@@ -161,6 +173,10 @@ class Writer:
         """Leave the record; renewal ends."""
         return self.do(lambda: self._settle(settlement, outcomes))
 
+    def held(self, run: Callable[[Grant], R]) -> Answer[R]:
+        """Run a statement of the holder that renews the lease: its answer says ``now`` and ``until``."""
+        return self.do(lambda: self._insist(lambda: self._held_by(run), until=self._lease_ends))
+
     def hand_over(self, seconds: float) -> Answer[Written]:
         """Stay the holder while waiting in Airflow for at most so long; the same task instance may re-enter."""
         return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds)))
@@ -168,6 +184,18 @@ class Writer:
     def do(self, run: Callable[[], T]) -> Answer[T]:
         """Run something on the ledger's thread, after all that was asked before."""
         return self._put(_Job(run=run))
+
+    def remember(self, call: str, external_id: str, *, submitted: bool) -> Answer[str]:
+        """Keep the vendor's own name for what a call set going; tried until the ledger answers, like an outcome."""
+        return self.do(lambda: self._insist(lambda: self._remember(call, external_id, submitted)))
+
+    def external_id(self, call: str) -> Answer[str]:
+        """The name under which a call was submitted; '' = it was not."""
+        return self.do(lambda: self._insist(lambda: self._submitted(call)))
+
+    def stopped(self, seconds: float) -> bool:
+        """Wait for so long, at most until it was told to stop; whether it was."""
+        return self._stop.wait(seconds)
 
     def stop(self) -> None:
         """Start no further call (Airflow wants the task gone)."""
@@ -263,6 +291,13 @@ class Writer:
         self._lease_ends = sent + ((until - now).total_seconds() if until else 0.0)
         self._renew_at = sent + self.order.lease / 3
 
+    def _held_by(self, run: Callable[[Grant], R]) -> R:
+        assert self._grant is not None, "asked before the claim was granted"
+        sent = _clock()
+        answer = run(self._grant)
+        self._believe(sent, answer.now, answer.until)
+        return answer
+
     def _write(self, **what: Any) -> Written:
         assert self._grant is not None, "written before the claim was granted"
         sent = _clock()
@@ -271,7 +306,7 @@ class Writer:
         self._believe(sent, written.now, written.until if written.held and not what.get("hand_over") else None)
         for outcome in what.get("outcomes", ()):
             self._open.discard(outcome.call)
-        self._open.update(name for name, answer in written.intents.items() if answer.verdict == "run")
+        self._open.update(name for name, answer in written.intents.items() if answer.verdict in ("run", "attach"))
         if self._held:
             self._keep()
         elif written.verdict == "missing":
@@ -284,6 +319,16 @@ class Writer:
         if self._grant is not None:  # also when the lease is gone: what is known to be unsent is said
             unsent = tuple(Outcome(name, failure=NEVER_SENT) for name in self._open)
             self._settle(Settlement(State.PENDING, error="the task was stopped before it called anything"), unsent)
+
+    def _remember(self, call: str, external_id: str, submitted: bool) -> str:
+        assert self._grant is not None
+        return self.ledger.remember(self._grant, self.holder, call, external_id, submitted=submitted)
+
+    def _submitted(self, call: str) -> str:
+        assert self._grant is not None
+        lines = self.ledger.calls(self._grant.record_id)
+        mine = (line for line in lines if (line.generation, line.name) == (self._grant.generation, call))
+        return next((line.external_id for line in mine if line.submitted), "")
 
     def _withdraw(self, name: str) -> None:
         if name in self._open:

@@ -193,7 +193,7 @@ def records(board: BoardDep, who: ReaderDep, wanted: Annotated[WantedPage, Query
 
 @router.get("/records/lines", summary="These records, as a list has them; those that may not be seen are missing")
 def lines(board: BoardDep, who: ReaderDep, wanted: Annotated[WantedLines, Query()]) -> Data:
-    return {"records": [_line(row, who) for row in board.lines(wanted.ids, readable=who.dags)]}
+    return {"records": [_line(row, who) for row in board.some(wanted.ids, readable=who.dags)]}
 
 
 @router.get(

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
     import psycopg
     import sqlalchemy
 
-FUNCTION_FILES = ("rules.sql", "tally.sql", "gates.sql", "claim.sql", "write.sql", "people.sql", "watch.sql")
+FUNCTION_FILES = (
+    "rules.sql",
+    "tally.sql",
+    "gates.sql",
+    "claim.sql",
+    "batch.sql",
+    "write.sql",
+    "vendors.sql",
+    "people.sql",
+    "watch.sql",
+)
 """In order of installation; ``tables.sql`` belongs to the first migration."""
 
 

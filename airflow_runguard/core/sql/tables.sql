@@ -108,6 +108,7 @@ create table runguard.call (
     fence            bigint not null,
     intent           text,                                  -- JSON: readable arguments
     external_id      text,                                  -- the vendor's own name for what was submitted
+    submitted        boolean not null default false,        -- a later holder attaches to it by that name, and sends nothing
     intent_at        timestamptz,
     no_later_than    timestamptz,
     first_intent_at  timestamptz,                           -- under this vendor key
@@ -123,6 +124,10 @@ create table runguard.call (
     result           bytea,
     result_digest    bytea,
     result_missing   text,
+    -- an item of a batch: its name is the item's key
+    payload_digest   text,                                  -- of the item as it was planned
+    planned          bigint,                                -- the last entry (its fence) whose list named it
+    claims           integer not null default 0,            -- intents since the last booked outcome
     primary key (record_id, generation, name)
 ) with (fillfactor = 70);
 
