@@ -30,7 +30,7 @@ const send = (record, action, body) => post(`records/${record.id}/${action}`, { 
 const early = (record) => Boolean(record.no_later_than) && Date.parse(record.no_later_than) > now();
 
 /** A task that makes its calls itself goes on after the one that is settled: there a person answers for the call. */
-const inQuestion = (record) => (record.call_style === "explicit" ? record.doubtful : []);
+const inQuestion = (record) => (record.call_style === "body" ? [] : record.doubtful);
 
 function resolveFields(record, answers, call) {
   const names = record && !call ? inQuestion(record) : [];
