@@ -2,7 +2,7 @@
 # Every target that runs Python does so with `exec`, so that Ctrl-C and kill reach it and not a shell in between.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test soak check bench constraints clean
+.PHONY: help setup demo up test soak check bench bench-ledger constraints clean
 .NOTPARALLEL:
 
 VENV   := .venv
@@ -11,7 +11,7 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
 	@echo
 	@echo "ARGS go to the program, for example: make test ARGS='-k p03 -x'"
 
@@ -37,6 +37,9 @@ check: $(READY) ## Format, lint, types and rooms
 
 bench: $(READY) ## Measure against the bare bound; writes benchmarks/latest.json
 	@exec $(PY) -m benchmarks $(ARGS)
+
+bench-ledger: $(READY) ## Measure the pages' answers with a million records; writes benchmarks/board.json
+	@exec $(PY) -m benchmarks.board $(ARGS)
 
 constraints: $(READY) ## Upgrade every dependency and pin what was resolved in constraints.txt
 	$(PY) -m uv pip install --python $(PY) --upgrade -e '.[embedded]' --group test --group check

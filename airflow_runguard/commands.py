@@ -76,7 +76,7 @@ def show(ledger: Ledger, record: Record) -> Data:
         "now": now,
         **_record(record),
         "payload": dict(record.payload.readable),
-        "result": _result(record.result),
+        "result": shown_result(record.result),
         "calls": _calls(ledger, record, ledger.calls(record.id), ledger.events(record.id)),
     }
 
@@ -420,7 +420,7 @@ def _record(record: Record) -> Data:
     }
 
 
-def _result(result: Result | None) -> Any:
+def shown_result(result: Result | None) -> Any:
     """The stored value where it is plain data, else the stored text: nothing is imported to look at a result."""
     if result is None:
         return None

@@ -40,6 +40,8 @@ class Settings:
     resume_rate: float
     max_pauses: int
     max_pause: float
+    show_results: bool
+    mask_fields: str
     ask_timeout: float
     max_triggers: int
     notifiers: str

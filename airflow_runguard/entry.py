@@ -38,6 +38,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Order, Payload, State
+from airflow_runguard.masking import Hide, hider
 from airflow_runguard.options import Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
 
@@ -110,7 +111,7 @@ class Entry:
                 client = redis_client(options, self.guard.depth)
                 if client is not None:
                     opened.callback(client.close)
-                leases, work = core.ready(ledger, client), self.work(order, body)
+                leases, work = core.ready(ledger, client), self.work(order, body, self._hide(options))
                 early = self._take(ledger, order) == "too_early"
                 how = self._aftermath(ledger, work, core.run(ledger, leases, work), options, early)
                 self.deferrable = self._has_triggerer(ledger, options)
@@ -196,7 +197,7 @@ class Entry:
         dag_run: Any = self.context.get("dag_run")
         return Order(
             identity=keys.identity(deployment, namespace, name),
-            payload=order,
+            payload=replace(order, readable=self._hide(options)(dict(order.readable))),
             calls=guard.calls or "body",
             on_doubt=on_doubt,
             store_result=guard.store_result,
@@ -250,7 +251,13 @@ class Entry:
                 "Use it as it is, in text, lists and dicts. No call was made.",
             )
 
-    def work(self, order: Order, body: Callable[[], Any]) -> core.Work:
+    @staticmethod
+    def _hide(options: Settings) -> Hide:
+        from airflow.sdk._shared.secrets_masker import redact
+
+        return hider(options.mask_fields, redact)
+
+    def work(self, order: Order, body: Callable[[], Any], hide: Hide) -> core.Work:
         ti = self.ti
         holder = Holder(
             nonce=uuid.uuid4().hex,
@@ -272,6 +279,7 @@ class Entry:
             signal=self._signal,
             reconcile=sqlguard.answers(self.guard.on_doubt),
             transaction=sqlguard.SqlTransaction,
+            hide=hide,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
         )

@@ -117,6 +117,19 @@ _OPTIONS = {
         "86400",
         "Seconds for which a record waits for its quota without any progress before it waits for a person.",
     ),
+    "show_results": _option(
+        "boolean",
+        "false",
+        "true",
+        "``true`` shows stored results, orders and the arguments of calls on the ledger's pages and in its API.",
+    ),
+    "mask_fields": _option(
+        "string",
+        "",
+        "email,iban",
+        "Names of fields, separated by commas, that are masked before the order and the arguments of calls are stored "
+        "for people to read, and in results that are shown. Fields that look secret always are.",
+    ),
     "ask_timeout": _option(
         "integer",
         "604800",

@@ -27,12 +27,14 @@ from demo.processes import ProcessFailed, Service, free_port, wait_for
 from demo.servers import Postgres
 
 USER = PASSWORD = "admin"
+VIEWER = "viewer"
+"""Somebody who may look only; the password is the same word."""
 
 _SETTINGS = {
     "CORE__EXECUTOR": "LocalExecutor",
     "CORE__PARALLELISM": "8",
     "CORE__LOAD_EXAMPLES": "False",
-    "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin",
+    "CORE__SIMPLE_AUTH_MANAGER_USERS": f"{USER}:admin,{VIEWER}:viewer",
     "CORE__MIN_SERIALIZED_DAG_UPDATE_INTERVAL": "1",
     "DATABASE__LOAD_DEFAULT_CONNECTIONS": "False",
     "API__HOST": "127.0.0.1",
@@ -97,7 +99,7 @@ class AirflowStack:
 
     def start(self) -> Self:
         """Metadata are ready and all four processes started; see :meth:`wait_healthy`."""
-        (self.home / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
+        (self.home / "passwords.json").write_text(json.dumps({USER: PASSWORD, VIEWER: VIEWER}))
         self.metadata.start()
         self.run_cli("db", "migrate")  # each component looks for the schema as soon as it starts
         for service in self.services.values():
@@ -115,7 +117,7 @@ class AirflowStack:
             raise ProcessFailed(f"airflow {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
         return done.stdout
 
-    def wait_healthy(self, timeout: float = 120, progress: Callable[[str], None] = lambda _: None) -> None:
+    def wait_healthy(self, timeout: float = 300, progress: Callable[[str], None] = lambda _: None) -> None:
         """Return when all four components say that they are healthy; ``progress`` hears of each one once.
 
         :raises ProcessFailed: a component ended; with the end of its log.

@@ -24,6 +24,7 @@ os.environ.update(
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__DATABASE__LOAD_DEFAULT_CONNECTIONS="False",
+    AIRFLOW__API_AUTH__JWT_SECRET="of the tests, and long enough for HMAC with SHA-512, which wants sixty-four bytes",
     AIRFLOW__LOGGING__COLORED_CONSOLE_LOG="False",
     AIRFLOW__USAGE_DATA_COLLECTION__ENABLED="False",
 )

@@ -6,8 +6,10 @@ are created and dropped there under names that start with ``runguard_test_``.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,3 +85,14 @@ def vendor_control(vendor: Vendor) -> VendorControl:
 def server_directory(tmp_path: Path) -> Path:
     """Where a test puts servers of its own."""
     return tmp_path / "servers"
+
+
+@pytest.fixture(scope="session")
+def metadata() -> None:
+    """Airflow's metadata, made once; the first ``dag.test()`` then starts the API server inside this process."""
+    from airflow.utils.db import initdb
+
+    asyncio.set_event_loop(None)  # then Airflow makes a loop for each async task, and closes it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Airflow's own, of its own migrations
+        initdb()

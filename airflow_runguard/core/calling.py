@@ -197,7 +197,10 @@ class Calling(Holding):
             return [] if self.halt is not None else self.spool.take(self.batch.bulk or 1)
 
     def _intents(self, chosen: Chosen) -> list[Answer[IntentAnswer]]:
-        return [self.writer.intent(key, json.dumps(keys.readable(_by_name(item)))) for key, item in chosen]
+        def readable(item: Any) -> str:
+            return json.dumps(self.work.hide(keys.readable(_by_name(item))))
+
+        return [self.writer.intent(key, readable(item)) for key, item in chosen]
 
     def _not_asked(self, chosen: Chosen, error: BaseException) -> None:
         """Whatever ended the asking (a cancellation, a ledger out of reach): these items are not called."""

@@ -478,7 +478,7 @@ class GuardContext:
     def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
-        return self._writer.intent(name, json.dumps(keys.readable(arguments)))
+        return self._writer.intent(name, json.dumps(self._work.hide(keys.readable(arguments))))
 
     def _go(self, name: str, answer: IntentAnswer, job: str = "") -> _Go:
         """The ledger's answer to an intent, checked once more right before the call."""

@@ -72,8 +72,9 @@ ATTEMPTS = 20
 
 
 @cache
-def queries() -> Mapping[str, str]:
-    text = files("airflow_runguard.core").joinpath("sql", "queries.sql").read_text(encoding="utf-8")
+def queries(name: str = "queries.sql") -> Mapping[str, str]:
+    """The blocks of one file of statements, by their names."""
+    text = files("airflow_runguard.core").joinpath("sql", name).read_text(encoding="utf-8")
     blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
     return dict(zip(blocks[::2], blocks[1::2], strict=True))
 
@@ -529,6 +530,9 @@ class Ledger:
 
     # -- the seam ----------------------------------------------------------------------------------------------------
 
+    def _statement(self, name: str) -> str:
+        return queries()[name]
+
     def _word(self, name: str, **parameters: Any) -> str:
         return str(self._one(name, parameters)["verdict"])
 
@@ -543,10 +547,11 @@ class Ledger:
             try:
                 connection = self._open()
                 asked = True
+                statement = self._statement(name)
                 if self._explicit:
                     with connection.transaction():
-                        return connection.execute(queries()[name], parameters, binary=True).fetchall()
-                return connection.execute(queries()[name], parameters, binary=True).fetchall()
+                        return connection.execute(statement, parameters, binary=True).fetchall()
+                return connection.execute(statement, parameters, binary=True).fetchall()
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 if lost:

@@ -133,6 +133,7 @@ class Work:
     :param body: called with the guard (``context.py``) once the record is granted.
     :param dump, load: the result to bytes and back; ``dump`` raises where ``load`` would not give back an equal value.
     :param signal: what a control-flow exception of the body means; ``None`` = it is an error.
+    :param hide: masks what is stored for people to read.
     :param transaction: opens a database for ``guard.sql``, by the name of its Connection.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
     """
@@ -144,6 +145,7 @@ class Work:
     load: Callable[[bytes], Any]
     signal: Callable[[BaseException], HandOver | Decision | None] = lambda error: None
     reconcile: Reconcile | None = None
+    hide: Callable[[Any], Any] = lambda value: value
     transaction: Callable[[str], Transaction] | None = None
     single_request: bool = False
     allow_no_call: bool = False

@@ -98,9 +98,9 @@ def enter(ledger: Ledger, what: Order, holder: Holder | None = None) -> Held:
     return Held(ledger, what, claim, who)
 
 
-def bring(ledger: Ledger, state: State, what: Order) -> Held:
+def bring(ledger: Ledger, state: State, what: Order, who: Holder | None = None) -> Held:
     """A record that came into ``state`` by an order which made (or said to make) its call."""
-    held = enter(ledger, what)
+    held = enter(ledger, what, who)
     match state:
         case State.PENDING:
             held.settle(State.PENDING, NEVER_SENT)

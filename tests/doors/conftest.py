@@ -6,10 +6,8 @@ ours is replaced; what Airflow is told (Connections, options) it is told by envi
 
 from __future__ import annotations
 
-import asyncio
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -27,17 +25,6 @@ from demo.vendor_control import VendorControl
 DAY = datetime(2026, 10, 1, tzinfo=UTC)
 DEPLOYMENT = "test~test"
 """``dag.test()`` writes under the deployment's test name."""
-
-
-@pytest.fixture(scope="session")
-def metadata() -> None:
-    """Airflow's metadata, made once; the first ``dag.test()`` then starts the API server inside this process."""
-    from airflow.utils.db import initdb
-
-    asyncio.set_event_loop(None)  # then Airflow makes a loop for each async task, and closes it
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Airflow's own, of its own migrations
-        initdb()
 
 
 @dataclass

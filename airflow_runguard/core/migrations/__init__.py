@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FUNCTION_FILES = (
     "rules.sql",
+    "tally.sql",
     "gates.sql",
     "claim.sql",
     "batch.sql",

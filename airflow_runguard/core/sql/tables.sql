@@ -29,8 +29,8 @@ create table runguard.transition (
 create table runguard.record (
     id               bigint generated always as identity primary key,
     deployment       text not null,
-    namespace        varchar(512) not null,
-    key              varchar(512) not null,
+    namespace        varchar(512) collate "C" not null,     -- in the order of its bytes: a prefix is a range of the index
+    key              varchar(512) collate "C" not null,
     generation       integer not null default 1,
     state            text not null,
     failure_class    text,
@@ -93,6 +93,10 @@ create table runguard.record (
 
 -- Everything that may need somebody; renewals of a lease stay out of the index.
 create index record_unfinished on runguard.record (state, id) where state <> 'done';
+create index record_needs_person on runguard.record (id) where needs_person or state = 'in_doubt';
+-- How a page finds the records of a DAG (and those that its reader may see), and of a run or task instance.
+create index record_of_dag on runguard.record (dag_id, id);
+create index record_of_run on runguard.record (run_id, id);
 create index record_waits_at on runguard.record (deployment, gate, resume_at) where state = 'paused';
 
 create table runguard.call (
@@ -217,6 +221,41 @@ create table runguard.prevented (
     day        date not null,
     times      bigint not null default 1,
     primary key (deployment, namespace, day)
+);
+
+-- How many records stand where, and when they came there, so that nobody counts lines. A change of state appends one line
+-- to tally_change, which waits for nobody; runguard.fold() adds those lines up now and then. Both together are exact.
+create table runguard.tally (
+    deployment    text not null,
+    dag_id        text not null,
+    state         text not null,                            -- all but running, of which there are few
+    failure_class text not null,
+    needs_person  boolean not null,
+    currency      text not null,
+    n             bigint not null,
+    amount        numeric not null,
+    primary key (deployment, dag_id, state, failure_class, needs_person, currency)
+);
+create table runguard.tally_change (
+    at            timestamptz not null default clock_timestamp(),
+    deployment    text not null,
+    dag_id        text not null,
+    state         text not null,
+    failure_class text not null,
+    needs_person  boolean not null,
+    currency      text not null,
+    n             smallint not null check (n in (-1, 1)),
+    amount        numeric not null,
+    entered       boolean not null                          -- it came into this state, and did not only change within it
+);
+create table runguard.pulse (
+    deployment text not null,
+    span       text not null check (span in ('hour', 'day')),
+    at         timestamptz not null,
+    dag_id     text not null,
+    state      text not null,
+    n          bigint not null,
+    primary key (deployment, span, at, dag_id, state)
 );
 
 create function runguard.refuse_change() returns trigger language plpgsql as $$

@@ -353,4 +353,5 @@ begin
         end if;
         return query select k.id, k.namespace::text, k.key::text, k.state::text from runguard.record k where k.id = r.id;
     end loop;
+    perform runguard.fold();
 end $$;

@@ -1,0 +1,55 @@
+-- The roll-up behind the pages' numbers (see tally in tables.sql). It decides nothing and no promise hangs on it.
+
+create or replace function runguard.count_record() returns trigger language plpgsql as $$
+begin
+    if tg_op = 'UPDATE' then
+        if old.state <> 'running' then
+            insert into runguard.tally_change (deployment, dag_id, state, failure_class, needs_person, currency, n, amount, entered)
+            values (old.deployment, coalesce(old.dag_id, ''), old.state, coalesce(old.failure_class, ''), old.needs_person,
+                    coalesce(old.currency, ''), -1, -coalesce(old.amount, 0), false);
+        end if;
+        if new.state = 'running' then
+            return null;
+        end if;
+    end if;
+    insert into runguard.tally_change (deployment, dag_id, state, failure_class, needs_person, currency, n, amount, entered)
+    values (new.deployment, coalesce(new.dag_id, ''), new.state, coalesce(new.failure_class, ''), new.needs_person,
+            coalesce(new.currency, ''), 1, coalesce(new.amount, 0), tg_op = 'INSERT' or new.state <> old.state);
+    return null;
+end $$;
+
+-- After the write, not before it: an insert that met a conflict counts nothing.
+create or replace trigger count_new after insert on runguard.record for each row
+    when (new.state <> 'running') execute function runguard.count_record();
+create or replace trigger count_moved after update on runguard.record for each row
+    when (not (old.state = 'running' and new.state = 'running') and (
+          old.state <> new.state or old.needs_person <> new.needs_person
+          or old.failure_class is distinct from new.failure_class or old.dag_id is distinct from new.dag_id
+          or old.currency is distinct from new.currency or old.amount is distinct from new.amount))
+    execute function runguard.count_record();
+
+-- Adds the changes up, one caller at a time; whoever comes second, or may not, leaves it to others: a sweep must not fail
+-- for the sake of a count.
+create or replace function runguard.fold() returns void language plpgsql as $$
+begin
+    if not (select bool_and(has_table_privilege('runguard.' || t.name, t.word))
+              from (values ('tally_change', 'delete'), ('tally', 'insert'), ('tally', 'update'), ('pulse', 'insert'),
+                           ('pulse', 'update'), ('pulse', 'delete')) t (name, word))
+       or not pg_try_advisory_xact_lock(hashtext('runguard.tally')) then
+        return;
+    end if;
+    with gone as (
+        delete from runguard.tally_change returning *
+    ), counted as (
+        insert into runguard.tally as t (deployment, dag_id, state, failure_class, needs_person, currency, n, amount)
+        select g.deployment, g.dag_id, g.state, g.failure_class, g.needs_person, g.currency, sum(g.n), sum(g.amount)
+          from gone g group by 1, 2, 3, 4, 5, 6
+        on conflict (deployment, dag_id, state, failure_class, needs_person, currency)
+        do update set n = t.n + excluded.n, amount = t.amount + excluded.amount
+    )
+    insert into runguard.pulse as p (deployment, span, at, dag_id, state, n)
+    select g.deployment, s.span, date_trunc(s.span, g.at, 'UTC'), g.dag_id, g.state, count(*)
+      from gone g cross join (values ('hour'), ('day')) s (span) where g.entered group by 1, 2, 3, 4, 5
+    on conflict (deployment, span, at, dag_id, state) do update set n = p.n + excluded.n;
+    delete from runguard.pulse p where p.span = 'hour' and p.at < clock_timestamp() - interval '3 days';
+end $$;

@@ -1,0 +1,124 @@
+// Gates and freezes: what keeps calls from starting, who waits, and what was done to them.
+import { get, post } from "./api.js";
+import { ask, labelled } from "./dialog.js";
+import { button, empty, h, section } from "./dom.js";
+import { drawer, everySoOften } from "./live.js";
+import { badge, count, place } from "./parts.js";
+import { S } from "./strings.js";
+import { now, setNow, time } from "./times.js";
+
+const T = S.gates;
+const A = S.act;
+
+export async function show(main) {
+  const body = h("div", {});
+  main.replaceChildren(h("h1", { class: "offscreen" }, T.title), body);
+  const draw = drawer(body, (data) => picture(data, look));
+  async function look() {
+    const data = await get("gates");
+    setNow(data.now);
+    draw(data);
+  }
+  await look();
+  everySoOften(look);
+}
+
+function picture(data, look) {
+  const may = data.may_change;
+  return [
+    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, ""), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
+    section(T.freezes, h("p", { class: "muted" }, T.freezesTold), data.freezes.length ? freezes(data, look) : h("p", { class: "muted" }, T.freezesEmpty), may ? h("p", {}, button(A.freeze.button, () => freeze(look), { id: "freeze-new" })) : ""),
+    section(T.history, data.history.length ? h("ol", { class: "timeline" }, ...data.history.map(happened)) : h("p", { class: "muted" }, T.historyEmpty)),
+  ];
+}
+
+const heads = (...texts) => h("thead", {}, h("tr", {}, ...texts.map((text) => h("th", { scope: "col" }, text))));
+
+function gates(data, look) {
+  return h("div", { class: "wide" }, h("table", {},
+    heads(T.name, T.state, T.until, T.why, T.waiting, T.pace, T.by, ""),
+    h("tbody", {}, ...data.gates.map((gate) => h("tr", {},
+      h("th", { scope: "row", class: "name" }, gate.name),
+      h("td", {}, h("span", { class: `badge ${gate.closed ? "paused" : "done"}` }, gate.closed ? T.closed : T.open)),
+      h("td", {}, !gate.closed ? S.none : gate.closed_for_good ? T.untilOpened : time(gate.closed_until, { both: true })),
+      h("td", { class: "said", title: gate.why }, gate.why || S.none),
+      h("td", {}, gate.waiting.n ? h("a", { href: place("records", { state: "paused", gate: gate.name }) }, count(gate.waiting.n, gate.waiting.more)) : "0"),
+      h("td", {}, T.pace_(gate.rate ?? data.default_rate, gate.rate !== null)),
+      h("td", {}, gate.actor || S.none, h("div", { class: "muted small" }, time(gate.updated_at))),
+      h("td", { class: "buttons" }, data.may_change
+        ? [gate.closed ? button(A.open.one, () => open(gate, look)) : button(A.close.one, () => close(gate, look)), button(A.rate.one, () => pace(gate, look))]
+        : "")))),
+  ));
+}
+
+function freezes(data, look) {
+  return h("div", { class: "wide" }, h("table", {},
+    heads(T.scope, T.since, T.by, T.reason, T.ended, ""),
+    h("tbody", {}, ...data.freezes.map((one) => h("tr", { class: one.thawed_at ? "muted" : "" },
+      h("th", { scope: "row", class: "name" }, named(one)),
+      h("td", {}, time(one.at, { both: true })),
+      h("td", {}, one.actor),
+      h("td", { class: "said" }, one.reason),
+      h("td", {}, one.thawed_at ? [time(one.thawed_at), h("div", { class: "small" }, `${one.thawed_by}: ${one.thaw_reason}`)] : S.none),
+      h("td", { class: "buttons" }, !one.thawed_at && data.may_change ? button(A.thaw.one, () => thaw(one, look)) : "")))),
+  ));
+}
+
+const named = (one) => `${A.freeze.scopes[one.scope]} ${one.value}`.trim();
+
+function happened(one) {
+  const about = one.gate ?? (one.scope ? named(one) : "");
+  const until = one.until && one.until !== "infinity" ? [" → ", time(one.until, { both: true })] : "";
+  const rate = one.rate ? ` → ${one.rate}/s` : "";
+  return h("li", {}, h("span", { class: "at" }, time(one.at, { both: true })), h("span", { class: "sentence" }, `${one.actor} ${T.kinds[one.kind] ?? one.kind} ${about}`, rate, until, one.reason ? `: ${one.reason}` : ""));
+}
+
+const local = (at) => new Date(at - new Date(at).getTimezoneOffset() * 60_000).toISOString().slice(0, 16);
+
+function close(gate, done) {
+  ask({
+    title: A.close.title,
+    fields: [
+      gate ? h("p", {}, h("strong", {}, gate.name)) : labelled(A.close.name, h("input", { name: "gate", required: true, maxlength: 512, autocomplete: "off" })),
+      labelled(A.close.until, h("input", { name: "until", type: "datetime-local", required: true, value: local(now() + 3_600_000) })),
+    ],
+    will: () => A.close.will,
+    go: A.close.go,
+    send: (values) => post("gates/close", { gate: gate?.name ?? values.gate.trim(), epoch: gate?.epoch ?? null, until: new Date(values.until).toISOString(), reason: values.reason }),
+    done,
+  });
+}
+
+function open(gate, done) {
+  ask({ title: A.open.title(gate.name), will: () => A.open.will, go: A.open.go, send: (values) => post("gates/open", { gate: gate.name, epoch: gate.epoch, reason: values.reason }), done });
+}
+
+function pace(gate, done) {
+  ask({
+    title: A.rate.title(gate.name),
+    fields: [labelled(A.rate.rate, h("input", { name: "rate", type: "number", min: "0.001", step: "any", value: gate.rate ?? "" }))],
+    will: () => A.rate.will,
+    go: A.rate.go,
+    send: (values) => post("gates/rate", { gate: gate.name, epoch: gate.epoch, rate: values.rate ? Number(values.rate) : null, reason: values.reason }),
+    done,
+  });
+}
+
+function freeze(done) {
+  ask({
+    title: A.freeze.title,
+    fields: [
+      labelled(A.freeze.scope, h("select", { name: "scope" }, ...Object.entries(A.freeze.scopes).map(([value, text]) => h("option", { value, selected: value === "dag_id" }, text)))),
+      labelled(A.freeze.value, h("input", { name: "value", maxlength: 512, autocomplete: "off" })),
+    ],
+    will: () => A.freeze.will,
+    go: A.freeze.go,
+    danger: true,
+    send: (values) => post("freezes", { scope: values.scope, value: values.scope === "all" ? "" : values.value.trim(), reason: values.reason }),
+    done,
+  });
+}
+
+function thaw(one, done) {
+  ask({ title: A.thaw.title, fields: [h("p", {}, h("strong", {}, named(one)))], will: () => A.thaw.will, go: A.thaw.go, send: (values) => post("freezes/thaw", { scope: one.scope, value: one.value, reason: values.reason }), done });
+}

@@ -1,0 +1,153 @@
+// Where all records stand, and what needs somebody. Every number leads to its list.
+import { get } from "./api.js";
+import { bars } from "./chart.js";
+import { empty, h, section } from "./dom.js";
+import { drawer, everySoOften } from "./live.js";
+import { badge, className, count, money, place, task } from "./parts.js";
+import { S } from "./strings.js";
+import { now, setNow, time } from "./times.js";
+
+const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
+const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
+const T = S.overview;
+
+export async function show(main) {
+  const rest = h("div", {});
+  const chart = h("div", {});
+  main.replaceChildren(h("h1", { class: "offscreen" }, S.nav.overview), rest, chart);
+  const draw = drawer(rest, picture);
+  const look = async () => {
+    const data = await get("overview");
+    setNow(data.now);
+    draw(data);
+    chart.hidden = !data.counts.length;
+  };
+  await look();
+  await bars(chart);
+  everySoOften(look);
+}
+
+function picture(data) {
+  const cells = counted(data);
+  const lost = data.lost_time && h("div", { class: "banner bad" }, h("strong", {}, T.lost), h("p", {}, data.lost_time), h("code", {}, T.lostTodo));
+  if (!data.counts.length && !data.running.n) return [lost, empty(T.emptyTitle, T.empty)];
+  return [
+    lost,
+    tiles(data, cells),
+    h("div", { class: "columns" }, h("div", {}, needing(data), closed(data)), h("div", {}, matrix(data, cells), running(data))),
+  ];
+}
+
+function counted(data) {
+  const cells = new Map();
+  const add = (state, name, n) => {
+    for (const key of [`${state}/${name}`, `${state}/*`, `*/${name}`]) cells.set(key, (cells.get(key) ?? 0) + n);
+  };
+  for (const one of data.counts) add(one.state, one.failure_class || "none", one.n);
+  if (data.running.n) add("running", "none", data.running.n);
+  return cells;
+}
+
+const stake = (data, fits) => {
+  const sums = new Map();
+  for (const one of data.counts.filter(fits)) {
+    if (one.amount !== undefined) sums.set(one.currency, (sums.get(one.currency) ?? 0) + Number(one.amount));
+  }
+  return [...sums].filter(([, sum]) => sum).map(([currency, sum]) => money(sum, currency)).join(", ");
+};
+
+function tiles(data, cells) {
+  const needs = data.counts.filter((one) => one.needs_person || one.state === "in_doubt").reduce((sum, one) => sum + one.n, 0);
+  const tile = (name, number, link, told, kind = "") =>
+    h("a", { class: `tile ${kind}`, href: link }, h("span", { class: "number" }, number), h("span", {}, name), told ? h("span", { class: "muted" }, told) : null);
+  const doubt = cells.get("in_doubt/*") ?? 0;
+  const figure = (name, number, told) =>
+    h("div", { class: "tile", title: told }, h("span", { class: "number" }, count(number)), h("span", {}, name), h("span", { class: "muted" }, told.split(":")[0]));
+  return h(
+    "div",
+    { class: "tiles" },
+    tile(T.needs, count(needs), place("records", { needs_person: "true", sort: "oldest" }), "", needs ? "warn" : ""),
+    tile(T.doubt, count(doubt), place("records", { state: "in_doubt", sort: "oldest" }), stake(data, (one) => one.state === "in_doubt"), doubt ? "warn" : ""),
+    tile(T.paused, count(cells.get("paused/*") ?? 0), place("records", { state: "paused" }), stake(data, (one) => one.state === "paused")),
+    tile(T.running, count(data.running.n, data.running.more), place("records", { state: "running", sort: "oldest" })),
+    tile(T.gates, count(data.gates.length), place("gates")),
+    data.replayed === null ? null : figure(T.replayed, data.replayed, T.replayedTold),
+    figure(T.notSent, data.not_sent_again, T.notSentTold),
+  );
+}
+
+function matrix(data, cells) {
+  const shown = CLASSES.filter((name) => cells.get(`*/${name}`));
+  const cell = (state, name) => {
+    const number = cells.get(`${state}/${name}`) ?? 0;
+    if (!number) return h("td", { class: "muted" }, "·");
+    const more = state === "running" && data.running.more;
+    return h("td", {}, h("a", { href: place("records", { state, failure_class: name === "*" ? "" : name }) }, count(number, more)));
+  };
+  const states = STATES.filter((state) => cells.get(`${state}/*`));
+  for (const key of cells.keys()) {
+    const [state] = key.split("/");
+    if (state !== "*" && !STATES.includes(state) && !states.includes(state)) states.push(state);
+  }
+  return section(
+    T.matrix,
+    h("div", { class: "wide" }, h(
+      "table",
+      { class: "numbers" },
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, S.records.state), h("th", { scope: "col" }, T.total), ...shown.map((name) => h("th", { scope: "col" }, S.failureClass[name])))),
+      h("tbody", {}, ...states.map((state) => h("tr", {}, h("th", { scope: "row" }, badge(state)), cell(state, "*"), ...shown.map((name) => cell(state, name))))),
+    )),
+  );
+}
+
+function needing(data) {
+  const since = (one) => one.first_unknown_at ?? one.updated_at;
+  const rows = [...data.needs_person].sort((a, b) => since(a).localeCompare(since(b)));
+  return section(
+    T.needs,
+    rows.length
+      ? h("ol", { class: "cards" }, ...rows.map((one) => h(
+          "li",
+          {},
+          h("div", { class: "line" }, badge(one.state), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "muted end" }, time(since(one)))),
+          h("div", { class: "line muted" }, h("span", { class: "cut" }, one.error || className(one.failure_class)), h("span", { class: "end" }, one.amount ? money(one.amount, one.currency) : "", " ", task(one))),
+        )))
+      : h("p", { class: "muted" }, T.needsNone),
+    rows.length ? h("p", {}, h("a", { href: place("records", { needs_person: "true", sort: "oldest" }) }, T.needsMore)) : null,
+  );
+}
+
+function closed(data) {
+  const gates = data.gates.map((gate) => h(
+    "li",
+    {},
+    h("div", { class: "line" }, badge("paused"), h("a", { href: place("records", { state: "paused", gate: gate.name }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting.n, gate.waiting.more), " ", S.gates.waiting.toLowerCase())),
+    h("div", { class: "line muted" }, h("span", { class: "cut" }, gate.why), h("span", { class: "end" }, gate.closed_for_good ? S.gates.untilOpened : time(gate.closed_until, { both: true }))),
+  ));
+  const freezes = data.freezes.map((one) => h(
+    "li",
+    {},
+    h("div", { class: "line" }, h("strong", {}, `${S.act.freeze.scopes[one.scope]} ${one.value}`), h("span", { class: "end muted" }, time(one.at))),
+    h("div", { class: "muted" }, `${one.actor}: ${one.reason}`),
+  ));
+  return section(
+    T.closedGates,
+    gates.length ? h("ul", { class: "cards" }, ...gates) : h("p", { class: "muted" }, T.gatesNone),
+    freezes.length ? h("h3", {}, T.freezes) : null,
+    freezes.length ? h("ul", { class: "cards" }, ...freezes) : null,
+  );
+}
+
+function running(data) {
+  return section(
+    T.runningNow,
+    data.running_now.length
+      ? h("ul", { class: "cards" }, ...data.running_now.map((one) => h(
+          "li",
+          {},
+          h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, S.record.facts.claimed_at.toLowerCase(), " ", time(one.claimed_at))),
+          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, Date.parse(one.lease_until) < now() ? T.silent : S.record.facts.lease_until.toLowerCase(), " ", time(one.lease_until))),
+        )))
+      : h("p", { class: "muted" }, T.runningNone),
+  );
+}

@@ -1,0 +1,65 @@
+// Small things that several views show.
+import { h, button, note } from "./dom.js";
+import { S } from "./strings.js";
+
+export const parameters = () => new URLSearchParams(window.location.search);
+
+/** Where a link of ours leads: a view, in the tab of Airflow that one is in. */
+export function place(view, more = {}) {
+  const search = new URLSearchParams({ view });
+  const tab = parameters().get("tab");
+  if (tab) search.set("tab", tab);
+  for (const [name, value] of Object.entries(more)) {
+    if (value !== null && value !== undefined && value !== "") search.set(name, value);
+  }
+  return `?${search}`;
+}
+
+/** The same, in the ledger's own page: where a tab has no room for more. */
+export const inLedger = (view, more) => `plugin/runguard${window.location.pathname}${place(view, more).replace(/&tab=[^&]*/, "")}`;
+
+export function badge(state) {
+  return h("span", { class: `badge ${state}`, title: S.means[state] ?? "" }, S.state[state] ?? state);
+}
+
+export const className = (name) => (name ? S.failureClass[name] ?? name : S.none);
+
+export function money(amount, currency) {
+  if (amount === null || amount === undefined) return S.none;
+  const number = Number(amount);
+  const shown = Number.isSafeInteger(Math.trunc(number)) ? number.toLocaleString(undefined, { maximumFractionDigits: 6 }) : amount;
+  return `${currency ? `${currency} ` : ""}${shown}`;
+}
+
+export const count = (number, more = false) => `${more ? `${S.more} ` : ""}${number.toLocaleString()}`;
+
+export function copyable(text) {
+  if (!text) return S.none;
+  const copy = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      const area = h("textarea", { class: "offscreen", value: text });
+      document.body.append(area);
+      area.select();
+      document.execCommand("copy"); // where the page is not served by https
+      area.remove();
+    }
+    note(S.copied);
+  };
+  return h("span", { class: "copyable" }, h("code", { title: text }, text), button(S.copy, copy, { class: "plain", "aria-label": `${S.copy} ${text}` }));
+}
+
+export function task(record) {
+  if (!record.dag_id) return S.none;
+  const map = record.map_index >= 0 ? `[${record.map_index}]` : "";
+  return `${record.dag_id}.${record.task_id}${map}`;
+}
+
+export function instance(record) {
+  const map = record.map_index >= 0 ? `/mapped/${record.map_index}` : "";
+  const parts = [record.dag_id, record.run_id, record.task_id].map(encodeURIComponent);
+  return `dags/${parts[0]}/runs/${parts[1]}/tasks/${parts[2]}${map}`;
+}
+
+export const json = (value) => h("pre", {}, JSON.stringify(value, null, 2));

@@ -1,0 +1,228 @@
+"""How long the pages' answers take at the API, with a full ledger: `make bench-ledger`, ``benchmarks/board.json``.
+
+95th percentiles in milliseconds of what people ask: the overview; lists with every kind of filter, from both ends and
+from the middle; one record that has as many items as there are records. Everything that a request pays is in it
+(token, rights, JSON) but the network. ``--rows`` says how full; 10,000,000 take half an hour to fill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from airflow_runguard.core.migrations import upgrade
+from demo.servers import Postgres
+
+DEPLOYMENT = "bench"
+STEP = 50_000
+LIMITS = {"overview_1m_ms": 300.0, "list_1m_ms": 150.0, "record_1m_ms": 100.0}
+
+FILL = """
+    insert into runguard.record (deployment, namespace, key, state, fence, failure_class, effect, completeness,
+        needs_person, first_unknown_at, resume_at, finished_at, lease_until, nonce, calls, on_doubt, payload_version,
+        payload_digest, payload_fields, payload_readable, store_result, result, result_digest, digest, dag_id, task_id,
+        run_id, try_number, map_index, host, ti_id, gate, partition, amount, currency, error, created_at, claimed_at)
+    select %(deployment)s, 'dag_' || d || '.charge', 'invoice/' || lpad(n::text, 9, '0'), s.state, 1,
+        case s.state when 'failed' then (array['validation', 'processing', 'quota'])[1 + n %% 3]
+                     when 'in_doubt' then (array['timeout', 'unknown'])[1 + n %% 2] when 'paused' then 'quota' end,
+        case s.state when 'done' then 'applied' when 'in_doubt' then 'unknown' when 'failed' then 'not_applied'
+                     when 'paused' then 'not_applied' end,
+        case s.state when 'done' then 'full' else 'none' end,
+        s.state = 'failed' and n %% 10 = 0 or s.state = 'in_doubt',
+        case s.state when 'in_doubt' then b.at end,
+        case s.state when 'paused' then clock_timestamp() + interval '1 h' end,
+        case s.state when 'done' then b.at end,
+        case s.state when 'running' then clock_timestamp() + interval '1 h' end,
+        md5(n::text), 'body', 'ask', 1, md5(n::text) || md5(n::text), '{"amount": "x"}', '{"amount": 500}', 'all',
+        case s.state when 'done' then '{"v":1,"value":1}'::bytea end,
+        case s.state when 'done' then sha256('{"v":1,"value":1}'::bytea) end, '', 'dag_' || d, 'charge',
+        'scheduled__' || n / 1000, 1, -1, 'worker-' || n %% 50, md5('ti' || n),
+        case when n %% 4 = 0 then 'stripe' end, to_char(b.at, 'YYYY-MM-DD'), 4900, 'EUR',
+        case s.state when 'failed' then 'HTTP 402 from api.example' when 'in_doubt' then 'read timeout' else '' end,
+        b.at, b.at
+      from generate_series(%(low)s::int, %(high)s::int) n
+     cross join lateral (select case when n %% 20 = 0 then 1 + n / 20 %% 40 else n %% 8 + 1 end as d) d
+     cross join lateral (select clock_timestamp() - make_interval(secs => (%(rows)s - n) * 2.5e6 / %(rows)s) as at) b
+     cross join lateral (select case when n %% 1000 < 12 then 'paused' when n %% 1000 < 22 then 'failed'
+                when n %% 1000 < 25 then 'in_doubt' when n %% 1000 < 30 then 'pending'
+                when n >= %(rows)s - 40 then 'running' else 'done' end as state) s
+"""
+EVENTS = """
+    insert into runguard.event (at, record_id, generation, fence, kind, actor)
+    select r.created_at, r.id, 1, 1, k.kind, 'bench' from runguard.record r
+     cross join (values ('claimed'), ('answered'), ('done')) k (kind) where r.id between %(low)s and %(high)s
+"""
+ITEMS = """
+    insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than,
+        first_intent_at, first_unknown_at, outcome_at, effect)
+    select %(id)s, 1, 'item-' || lpad(n::text, 9, '0'), case when n %% 100000 = 7 then 'in_doubt' else 'done' end, 1,
+        '{"n": 1}', clock_timestamp(), clock_timestamp(), clock_timestamp(),
+        case when n %% 100000 = 7 then clock_timestamp() end, clock_timestamp(), 'applied'
+      from generate_series(%(low)s::int, %(high)s::int) n
+"""
+
+
+def fill(url: str, rows: int) -> int:
+    """``rows`` records as a month of work leaves them, one of them with as many items; its id."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for low in range(0, rows, STEP):
+            with connection.transaction():
+                connection.execute("select set_config('runguard.writing', 'on', true)")
+                window = {"low": low, "high": min(low + STEP, rows) - 1}
+                connection.execute(FILL, {**window, "rows": rows, "deployment": DEPLOYMENT})
+            connection.execute("select runguard.fold()")
+        bulky = bulky_one(connection)
+        for low in range(0, rows, STEP):
+            window = {"low": low, "high": min(low + STEP, rows) - 1}
+            connection.execute(ITEMS, {**window, "id": bulky})
+            connection.execute(EVENTS, {"low": low + 1, "high": min(low + STEP, rows)})
+        connection.execute(
+            "insert into runguard.gate (deployment, name, closed_until, why) "
+            "values (%s, 'stripe', clock_timestamp() + interval '1 h', '429')",
+            [DEPLOYMENT],
+        )
+        connection.execute("vacuum analyze")
+    return bulky
+
+
+def bulky_one(connection: psycopg.Connection[Any]) -> int:
+    row = connection.execute("select min(id) from runguard.record where state = 'in_doubt'").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def questions(bulky: int, rows: int) -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    """What is asked for each figure: path and query."""
+    now = datetime.now(UTC)
+    at = lambda days: (now - timedelta(days=days)).isoformat()  # noqa: E731
+    lists: list[dict[str, Any]] = [
+        {},
+        {"sort": "oldest"},
+        {"sort": "name"},
+        {"after": str(rows // 2)},
+        {"state": "done"},
+        {"state": ["in_doubt", "failed"]},
+        {"state": "paused", "gate": "stripe"},
+        {"failure_class": "validation"},
+        {"needs_person": True, "sort": "oldest"},
+        {"dag_id": "dag_3"},
+        {"dag_id": "dag_33", "sort": "oldest"},
+        {"dag_id": "dag_3", "task_id": "charge", "run_id": "scheduled__77"},
+        {"namespace": "dag_3.charge"},
+        {"key_prefix": f"invoice/{rows // 3:09}"[:14]},
+        {"key_prefix": "there is none"},
+        {"partition": f"{now - timedelta(days=12):%Y-%m-%d}"},
+        {"holder": "worker-7"},
+        {"holder": "there is none"},
+        {"since": at(10), "until": at(9)},
+    ]
+    one = f"/api/records/{bulky}"
+    return {
+        "overview_1m_ms": [("/api/overview", {}), ("/api/overview", {}), ("/api/pulse", {"window": "30d"})],
+        "list_1m_ms": [("/api/records", query) for query in lists],
+        "record_1m_ms": [
+            (one, {}),
+            (f"{one}/calls", {}),
+            (f"{one}/calls", {"after": f"item-{rows // 2:09}", "limit": 200}),
+            (f"{one}/calls", {"state": "in_doubt"}),
+            (f"{one}/calls", {"state": "failed"}),
+            (f"{one}/events", {"before": 2**60}),
+        ],
+    }
+
+
+def client(url: str) -> Callable[[str, dict[str, Any]], None]:
+    """Asks the application in this process, as a user with a token."""
+    home = tempfile.mkdtemp(prefix="runguard-bench-airflow-")
+    os.environ.update(
+        AIRFLOW_HOME=home,
+        AIRFLOW__CORE__LOAD_EXAMPLES="False",
+        AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS="ann:admin",
+        AIRFLOW__API_AUTH__JWT_SECRET="of the benchmark and long enough for HMAC with SHA-512: sixty-four bytes",
+        AIRFLOW__RUNGUARD__DEPLOYMENT=DEPLOYMENT,
+        AIRFLOW_CONN_RUNGUARD_LEDGER=url,
+    )
+    import logging
+
+    from airflow.api_fastapi.app import create_auth_manager
+    from airflow.utils.db import initdb
+
+    initdb()
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from starlette.testclient import TestClient
+
+    from airflow_runguard.ui.app import create_app
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    token = create_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role="ADMIN"))
+    asked = TestClient(create_app())
+
+    def ask(path: str, query: dict[str, Any]) -> None:
+        answer = asked.get(path, params=query, headers={"Authorization": f"Bearer {token}"})
+        if answer.status_code != 200:
+            raise RuntimeError(f"{path} {query}: {answer.status_code} {answer.text[:300]}")
+
+    return ask
+
+
+def measure(url: str, bulky: int, rows: int, rounds: int) -> dict[str, float]:
+    ask = client(url)
+    figures = {}
+    for name, asked in questions(bulky, rows).items():
+        seconds: dict[str, list[float]] = {}
+        for number in range(rounds + 1):
+            for path, query in asked:
+                begun = time.perf_counter()
+                ask(path, query)
+                if number:  # the first round warms up
+                    seconds.setdefault(f"{path} {query}", []).append(time.perf_counter() - begun)
+        whole = sorted(one for several in seconds.values() for one in several)
+        figures[name] = whole[int(len(whole) * 0.95)] * 1_000
+        worst = max(seconds, key=lambda question: statistics.median(seconds[question]))
+        print(f"{name:<16} {figures[name]:7.1f} of {LIMITS[name]:.0f}; slowest: {worst}", flush=True)
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.board", description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--url", help="a ledger that was filled before")
+    given = parser.parse_args()
+    if given.url:
+        with psycopg.connect(given.url) as connection:
+            bulky = bulky_one(connection)
+        figures = measure(given.url, bulky, given.rows, given.rounds)
+    else:
+        with tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory, Postgres(Path(directory)) as postgres:
+            url = postgres.create_database("full")
+            upgrade(url, deployment=DEPLOYMENT)
+            print(f"Filling a ledger with {given.rows:,} records …", flush=True)
+            figures = measure(url, fill(url, given.rows), given.rows, given.rounds)
+    latest = {
+        **{name: round(value, 1) for name, value in figures.items()},
+        "limits": LIMITS,
+        "how": {"rows": given.rows, "rounds": given.rounds},
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+    }
+    target = Path(__file__).with_name("board.json")
+    target.write_text(json.dumps(latest, indent=2) + "\n")
+    print(f"Written to benchmarks/{target.name}.")
+    return int(any(figures[name] > LIMITS[name] for name in LIMITS))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

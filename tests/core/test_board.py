@@ -1,0 +1,124 @@
+"""The numbers of the pages are the lines' own, however they came to be and whenever they were added up."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_runguard.core.board import Board, Filter, beyond
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import State
+from tests.core import books, engine
+
+SQL = psycopg.Connection[Any]
+MANY = """
+    insert into runguard.record (deployment, namespace, key, state, fence, effect, completeness, finished_at, calls,
+        on_doubt, payload_version, payload_digest, payload_fields, payload_readable, store_result, digest, host)
+    select 'test', 'many', lpad(n::text, 6, '0'), 'done', 1, 'applied', 'full', clock_timestamp(), 'body', 'ask', 1, '',
+        '{}', '{}', 'none', '', case when n in (7, 29000) then 'rare' end from generate_series(1, 30000) n
+"""
+PEOPLE = {"actor": "person:x", "reason": "x"}
+
+
+@pytest.fixture
+def board(ledger_url: str) -> Any:
+    with Board(lambda: psycopg.connect(ledger_url), deployment=engine.DEPLOYMENT) as board:
+        board.check()
+        yield board
+
+
+def counted(sql: SQL) -> Counter[tuple[Any, ...]]:
+    rows = sql.execute(
+        "select state, coalesce(failure_class, ''), needs_person, coalesce(currency, ''), count(*), "
+        "sum(coalesce(amount, 0)) from runguard.record where state <> 'running' group by 1, 2, 3, 4"
+    ).fetchall()
+    return Counter({(*row[:4], Decimal(row[5])): row[4] for row in rows})
+
+
+def tallied(board: Board) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        {
+            (row["state"], row["failure_class"], row["needs_person"], row["currency"], Decimal(row["amount"])): row["n"]
+            for row in board.tallied()
+        }
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tally_is_the_count_whatever_happens_and_whenever_it_is_folded(
+    ledger: Ledger, sql: SQL, board: Board, seed: int
+) -> None:
+    chance = random.Random(seed)
+    ids: list[int] = []
+    for number in range(60):
+        state = chance.choice([State.DONE, State.FAILED, State.PAUSED, State.IN_DOUBT, State.PENDING])
+        rules: dict[str, Any] = {"amount": Decimal(chance.randint(1, 99)), "currency": chance.choice(["EUR", "USD"])}
+        ids.append(books.bring(ledger, state, engine.order(f"k{number}", **rules)).id)
+        one = chance.choice(ids)
+        match chance.randint(0, 4):
+            case 0:
+                ledger.resolve(one, "did_not_happen", force=True, **PEOPLE)
+            case 1:
+                ledger.reopen(one, seen_generation=1, again_although_applied=True, **PEOPLE)
+            case 2:
+                ledger.resolve(one, "happened", result=b"1", **PEOPLE)
+            case 3:
+                sql.execute("select runguard.fold()")
+    books.enter(ledger, engine.order("running"))
+    assert tallied(board) == counted(sql)
+    sql.execute("select runguard.fold()")
+    assert tallied(board) == counted(sql)
+    assert sql.execute("select count(*) from runguard.tally_change").fetchone() == (0,)
+
+
+def test_a_claim_that_is_refused_or_replayed_counts_nothing(ledger: Ledger, sql: SQL, board: Board) -> None:
+    held = books.bring(ledger, State.DONE, engine.order("once"))
+    before = sql.execute("select count(*) from runguard.tally_change").fetchone()
+    for _ in range(3):
+        ledger.claim(held.order, engine.holder())
+    assert sql.execute("select count(*) from runguard.tally_change").fetchone() == before
+
+
+def test_the_pulse_is_the_same_before_and_after_it_is_folded(ledger: Ledger, sql: SQL, board: Board) -> None:
+    for number, state in enumerate((State.DONE, State.DONE, State.IN_DOUBT)):
+        books.bring(ledger, state, engine.order(f"k{number}"))
+    since = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    before = {span: {row["state"]: row["n"] for row in board.pulses(span, since)} for span in ("hour", "day")}
+    sql.execute("select runguard.fold()")
+    assert {span: {row["state"]: row["n"] for row in board.pulses(span, since)} for span in ("hour", "day")} == before
+    assert before["day"] == {"done": 2, "in_doubt": 1}
+
+
+def test_a_search_that_finds_little_says_how_far_it_looked_and_goes_on_from_there(
+    ledger: Ledger, sql: SQL, board: Board
+) -> None:
+    with sql.transaction():
+        sql.execute("select runguard.open_for_writing()")
+        sql.execute(MANY)
+    for sort in ("newest", "oldest", "name"):
+        found: list[str] = []
+        after: str | None = None
+        answers = 0
+        while True:
+            page = board.page(Filter(holder="rare"), sort=sort, after=after)
+            found += [row["key"] for row in page.rows]
+            answers += 1
+            after = page.after
+            if after is None:
+                break
+        assert sorted(found) == ["000007", "029000"]
+        assert answers < 100
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"),
+    [("a", "b"), ("ab", "ac"), ("a\U0010ffff", "b"), ("\U0010ffff", None), ("\ud7ff", "\ue000"), ("", None)],
+)
+def test_the_end_of_a_prefix_is_the_first_text_behind_it(prefix: str, end: str | None) -> None:
+    assert beyond(prefix) == end

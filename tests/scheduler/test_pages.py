@@ -1,0 +1,320 @@
+"""The pages in a real browser, inside a running Airflow: what people see, and what happens when they press a button."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_runguard.core import keys
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Effect, Failure, FailureClass, Grant, Holder, Order, Outcome, Settlement, State
+from demo.airflow_api import AirflowApi
+from demo.drive import PATIENCE, TASK
+from demo.ground import DEPLOYMENT, Ground
+from demo.stack import USER, VIEWER
+from tests.scheduler.test_asking import Asked
+
+pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
+
+CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
+SAFE = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --no-proxy-server"
+HOSTILE = '<img src=x onerror="window.top.hacked=1"><script>window.top.hacked=1</script>\'"{{7*7}}'
+WAIT = PATIENCE * 1000
+RUN = "run-of-pages"
+
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const rgb = (text) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = text;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+  const ground = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const colour = rgb(getComputedStyle(at).backgroundColor);
+      if (colour[3] > 250) return colour;
+    }
+    return rgb(getComputedStyle(document.documentElement).backgroundColor);
+  };
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const text = [...element.childNodes].filter((one) => one.nodeType === 3).map((one) => one.data.trim()).join("");
+    if (!text || !element.getClientRects().length) continue;
+    const [a, b] = [light(rgb(getComputedStyle(element).color)), light(ground(element))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return poor;
+}"""
+"""What of a page has less than 4.5:1 (WCAG AA)."""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None and os.environ.get("CI") != "true":
+        pytest.skip("The pages are looked at in Chromium, which is not installed: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=SAFE.split())
+        yield running
+        running.close()
+
+
+class Page:
+    """Airflow's own page, with the frame that is ours."""
+
+    def __init__(self, browser: Any, ground: Ground, user: str, theme: str = "light", width: int = 1280) -> None:
+        self.url = ground.airflow.url
+        context = browser.new_context(viewport={"width": width, "height": 900})
+        api = AirflowApi(self.url, user, user)
+        token = api.call("POST", "/auth/token", {"username": user, "password": user}, login=False)["access_token"]
+        context.add_cookies([{"name": "_token", "value": token, "url": self.url}])
+        context.add_init_script(f"if (!localStorage.getItem('theme')) localStorage.setItem('theme', '{theme}')")
+        self.page = context.new_page()
+        self.page.set_default_timeout(60_000)
+        self.errors: list[str] = []
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def open(self, place: str = "", host: str = "/plugin/runguard") -> Any:
+        """Our frame, when it has its data."""
+        self.page.goto(f"{self.url}{host}{f'/runguard/ui/{place}' if place else ''}")
+        frame = self.page.frame_locator('iframe[title="Ledger"]')
+        frame.locator("body[data-ready]").wait_for()
+        return frame
+
+
+@pytest.fixture
+def page(browser: Any, ground: Ground) -> Iterator[Page]:
+    page = Page(browser, ground, USER)
+    yield page
+    page.page.context.close()
+    assert page.errors == []
+
+
+@pytest.fixture(scope="module")
+def ledger(ground: Ground) -> Iterator[Ledger]:
+    with closing(Ledger(lambda: psycopg.connect(ground.ledger_url), deployment=DEPLOYMENT)) as ledger:
+        ledger.check()
+        yield ledger
+
+
+def doubtful(ledger: Ledger, key: str) -> int:
+    """A record in doubt, as a task leaves it whose answer never came."""
+    order = Order(
+        identity=keys.identity(DEPLOYMENT, "pages", key), payload=keys.payload({"n": key}), max_call_time=0.01
+    )
+    holder = Holder(uuid.uuid4().hex, uuid.uuid4().hex, "paging", "single", "no-such-run", 1, -1, "host", 1)
+    claim = ledger.claim(order, holder)
+    unknown = Failure(FailureClass.TIMEOUT, Effect.UNKNOWN, evidence=f"read timeout {HOSTILE}")
+    ledger.write(
+        Grant(order.identity, claim.record_id, claim.generation, claim.fence),
+        holder=holder,
+        order=order,
+        outcomes=[Outcome("body", failure=unknown, error=f"no answer {HOSTILE}")],
+        settlement=Settlement(State.IN_DOUBT, failure=unknown, error=f"no answer {HOSTILE}"),
+    )
+    return claim.record_id
+
+
+@pytest.fixture(scope="module")
+def paged(ground: Ground) -> str:
+    """A run with records of a mapped task and of one that is not."""
+    api = ground.airflow.api
+    api.wait_dag("paging", PATIENCE)
+    api.unpause("paging")
+    api.trigger("paging", run_id=RUN)
+    assert api.wait_run("paging", RUN, PATIENCE) == "success"
+    return RUN
+
+
+# -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_overview_counts_and_every_number_leads_to_its_list(page: Page, ledger: Ledger, paged: str) -> None:
+    for number in range(2):
+        doubtful(ledger, f"overview/{number}")
+    frame = page.open()
+    tile = frame.locator("a.tile", has_text="In doubt")
+    assert int(tile.locator(".number").inner_text()) >= 2
+    frame.locator("tr", has_text="done").get_by_role("link").first.click()
+    frame.locator("table.list a.key", has_text=f"single/{RUN}").wait_for()
+    assert "state=done" in page.page.frames[-1].url
+    assert frame.locator("table.list tbody tr", has_text="in doubt").count() == 0
+
+
+def test_a_filter_leads_to_its_records_and_can_be_shared_as_a_link(page: Page, ledger: Ledger) -> None:
+    doubtful(ledger, "filtered/one")
+    frame = page.open("?view=records")
+    frame.get_by_label("Key begins with").fill("filtered/")
+    frame.get_by_role("button", name="Filter").click()
+    frame.locator("a.key", has_text="filtered/one").wait_for()
+    assert frame.locator("table.list tbody tr").count() == 1
+    frame = page.open("?view=records&key_prefix=filtered%2F&state=done")
+    frame.get_by_text("No record fits.").wait_for()
+
+
+def test_new_records_are_announced_and_changed_ones_change_where_they_stand(page: Page, ledger: Ledger) -> None:
+    first = doubtful(ledger, "live/one")
+    frame = page.open("?view=records&namespace=pages")
+    frame.locator("tr", has_text="live/one").get_by_text("in doubt").wait_for()
+    doubtful(ledger, "live/two")
+    ledger.resolve(first, "happened", actor="person:other", reason="seen", result=b"1")
+    frame.get_by_role("button", name="new").wait_for()
+    frame.locator("tr", has_text="live/one").get_by_text("done").wait_for()
+    assert frame.locator("a.key", has_text="live/two").count() == 0
+
+
+@pytest.mark.parametrize(("where", "key"), [("", "single/"), ("/mapped/1", "mapped/")], ids=["unmapped", "mapped"])
+def test_the_tab_of_a_task_instance_shows_its_work(page: Page, paged: str, where: str, key: str) -> None:
+    task = "mapped" if where else "single"
+    frame = page.open(host=f"/dags/paging/runs/{paged}/tasks/{task}{where}/plugin/runguard-ti")
+    heading = frame.get_by_role("heading", level=1)
+    heading.wait_for()
+    expected = f"{key}{paged}" + ("/bert" if where else "")
+    frame.get_by_text(expected).first.wait_for()
+    assert frame.get_by_text("/anna").count() == 0
+
+
+def test_the_tabs_of_a_run_a_task_and_a_dag_show_theirs(page: Page, paged: str) -> None:
+    for host in (f"/dags/paging/runs/{paged}/plugin/runguard-run", "/dags/paging/plugin/runguard-dag"):
+        frame = page.open(host=host)
+        frame.locator("a.key", has_text=f"single/{paged}").wait_for()
+        frame.locator("a.key", has_text=f"mapped/{paged}/anna").wait_for()
+    frame = page.open(host="/dags/paging/tasks/mapped/plugin/runguard-task")
+    frame.locator("a.key", has_text=f"mapped/{paged}/anna").wait_for()
+    assert frame.locator("a.key", has_text="single/").count() == 0
+
+
+def test_nothing_in_the_ledger_becomes_markup(page: Page, ledger: Ledger) -> None:
+    record_id = doubtful(ledger, f"hostile/{HOSTILE}")
+    for place in ("?view=overview", "?view=records&namespace=pages", f"?view=record&id={record_id}"):
+        frame = page.open(place)
+        frame.get_by_text(HOSTILE).first.wait_for()
+        assert frame.locator("main img, main script").count() == 0
+    assert page.page.evaluate("window.hacked") is None
+
+
+def test_the_colours_follow_airflow_at_once_and_all_text_can_be_read(
+    browser: Any, ground: Ground, ledger: Ledger
+) -> None:
+    record_id = doubtful(ledger, "colours")
+    page = Page(browser, ground, USER, width=1024)
+    for place in ("?view=overview", "?view=records", f"?view=record&id={record_id}", "?view=gates", "?view=health"):
+        frame = page.open(place)
+        inner = page.page.frames[-1]
+        grounds = {}
+        for theme in ("light", "dark"):
+            other = "dark" if theme == "light" else "light"
+            page.page.evaluate(f"document.documentElement.classList.replace('{other}', '{theme}')")
+            frame.locator("html.dark" if theme == "dark" else "html:not(.dark)").wait_for(state="attached")
+            grounds[theme] = inner.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+            assert inner.evaluate(CONTRAST) == [], (place, theme)
+        assert grounds["light"] != grounds["dark"]
+        width = inner.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert width == 0, f"{place} is wider than its frame"
+    page.page.context.close()
+    assert page.errors == []
+
+
+# -- acting ------------------------------------------------------------------------------------------------------------
+
+
+def test_p13_a_doubt_resolved_on_the_page_lets_the_parked_task_go_on_with_the_result(
+    page: Page, ground: Ground
+) -> None:
+    ground.airflow.api.wait_dag("asking", PATIENCE)
+    ground.airflow.api.unpause("asking")
+    drive = Asked(ground, "resolved-on-the-page")
+    run_id = drive.park()
+    record_id = drive.explain()["record"]["id"]
+    frame = page.open(f"?view=record&id={record_id}")
+    frame.get_by_text("A task is parked in Airflow").wait_for()
+    frame.get_by_role("button", name="Resolve …").first.press("Enter")
+    dialog = frame.get_by_role("dialog")
+    dialog.get_by_label("It happened").check()
+    dialog.get_by_label("Result, as JSON").fill('"ch_from_the_page"')
+    dialog.get_by_text("never made again").wait_for()
+    dialog.get_by_label("Reason").fill("seen in the vendor's portal")
+    dialog.get_by_role("button", name="Say so").click()
+    frame.get_by_text("seen in the vendor's portal").first.wait_for()
+    end = drive.end(run_id)
+    assert (end["run"], end["record"], end["charges"], end["requests"]) == ("success", "done", 1, 1)
+    assert end["result"] == "ch_from_the_page"
+    assert end["actors"][0] == f"person:{USER}"
+    logs = drive.api.call("GET", f"/api/v2/eventLogs?event=runguard_resolve&dag_id={drive.dag_id}")["event_logs"]
+    assert [(line["owner"], line["run_id"], line["task_id"]) for line in logs] == [(USER, run_id, TASK)]
+    frame = page.open(f"?view=record&id={record_id}")
+    frame.locator(".title .badge.done").wait_for()
+    assert frame.get_by_text("Airflow and the ledger disagree").count() == 0
+
+
+def test_what_moved_while_the_dialog_was_open_is_refused_in_words(page: Page, ledger: Ledger) -> None:
+    record_id = doubtful(ledger, "moved")
+    frame = page.open(f"?view=record&id={record_id}")
+    frame.get_by_role("button", name="Resolve …").click()
+    dialog = frame.get_by_role("dialog")
+    dialog.get_by_label("It did not happen").check()
+    dialog.get_by_label("Reason").fill("nothing there")
+    ledger.resolve(record_id, "happened", actor="person:other", reason="seen", result=b"1")
+    dialog.get_by_role("button", name="Say so").click()
+    dialog.get_by_role("alert").get_by_text("Nothing was changed").wait_for()
+    record = next(r for r in ledger.list(after=record_id - 1, limit=1))
+    assert record.state is State.DONE
+    dialog.press("Escape")
+    frame.locator(".title .badge.done").wait_for()
+
+
+def test_a_selection_is_resolved_with_one_answer(page: Page, ledger: Ledger) -> None:
+    ids = [doubtful(ledger, f"bulk/{number}") for number in range(3)]
+    frame = page.open("?view=records&key_prefix=bulk%2F")
+    for number in range(2):
+        frame.get_by_label(f"Select bulk/{number}").check()
+    frame.get_by_role("button", name="Resolve …").click()
+    dialog = frame.get_by_role("dialog")
+    dialog.get_by_label("Nobody can find out").check()
+    dialog.get_by_label("Reason").fill("the vendor has no log of that day")
+    dialog.get_by_role("button", name="Say so").click()
+    frame.get_by_text("2 resolved.").wait_for()
+    states = [next(r.state for r in ledger.list(after=one - 1, limit=1)) for one in ids]
+    assert states == [State.FAILED, State.FAILED, State.IN_DOUBT]
+
+
+def test_a_gate_is_closed_and_opened_with_a_reason(page: Page, ledger: Ledger) -> None:
+    frame = page.open("?view=gates")
+    frame.get_by_role("button", name="Close a gate …").click()
+    dialog = frame.get_by_role("dialog")
+    dialog.get_by_label("Gate", exact=True).fill("gate-of-pages")
+    dialog.get_by_label("Reason").fill("announced maintenance")
+    dialog.get_by_role("button", name="Close it").click()
+    row = frame.locator("tr", has_text="gate-of-pages")
+    row.get_by_text("closed", exact=True).wait_for()
+    row.get_by_role("button", name="Open …").click()
+    frame.get_by_role("dialog").get_by_label("Reason").fill("over")
+    frame.get_by_role("button", name="Open it").click()
+    row.get_by_text("open", exact=True).wait_for()
+    assert [gate["actor"] for gate in ledger.gates("gate-of-pages")] == [f"person:{USER}"]
+
+
+def test_a_viewer_has_no_buttons_that_change_something(browser: Any, ground: Ground, ledger: Ledger) -> None:
+    record_id = doubtful(ledger, "viewed")
+    page = Page(browser, ground, VIEWER)
+    frame = page.open(f"?view=record&id={record_id}")
+    frame.get_by_text("Nobody knows whether it happened").first.wait_for()
+    assert frame.locator("button", has_text="…").count() == 0
+    for place in ("?view=records&namespace=pages", "?view=gates"):
+        frame = page.open(place)
+        assert frame.locator("button", has_text="…").count() == 0
+        assert frame.locator("td input[type=checkbox]").count() == 0
+    page.page.context.close()
+    assert page.errors == []
