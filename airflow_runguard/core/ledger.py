@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel
@@ -44,12 +44,14 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.rows import (
+    before_of,
     call_of,
     claim_parameters,
     clean,
     object_of,
     outcome_parameters,
     pause_parameters,
+    place_parameters,
     record_of,
     replay_of,
     replay_parameters,
@@ -57,9 +59,11 @@ from airflow_runguard.core.rows import (
     settlement_parameters,
     word_of,
 )
+from airflow_runguard.core.series import Before, Place
 
 log = logging.getLogger("airflow_runguard")
 
+T = TypeVar("T")
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 UPGRADE = "Run `airflow runguard db upgrade`."
@@ -111,9 +115,15 @@ class Ledger:
         done = self._all("replay", replay_parameters(order))
         if done:
             return replay_of(order.identity, done[0])
-        row = self._one("claim", claim_parameters(order, holder))
+        if order.place is None:
+            row: Mapping[str, Any] = self._one("claim", claim_parameters(order, holder))
+        else:
+            row = self._carried(lambda connection: _claim_in_turn(connection, order, holder), whole=True)
         if row["verdict"] == Verdict.REPLAY:
             return replay_of(order.identity, row)
+        if row["verdict"] == Verdict.PREVIOUS:
+            before = before_of(row)
+            return Claim(Verdict.PREVIOUS, order.identity, before.now, until=before.until, before=before)
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
             before, after = object_of(row["payload_fields"]), order.payload.fields
@@ -132,6 +142,13 @@ class Ledger:
             holder=row["holder"] or "",
             differing=differing,
         )
+
+    def before(self, places: Sequence[Place]) -> list[Before]:
+        """What stands before each of these places of series: whether a run there may begin."""
+        columns = ("series", "place", "expected", "min_gap", "partial", "on_failed", "on_absent")
+        parameters = {name: [getattr(place, name) for place in places] for name in columns}
+        rows = self._all("before", {"deployment": self.deployment, **parameters})
+        return [before_of(row) for row in rows]
 
     def write(
         self,
@@ -484,17 +501,20 @@ class Ledger:
         return self._all(name, parameters)[0]
 
     def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
-        """Run one statement; repeat it where that is safe and useful."""
+        return self._carried(lambda connection: _sent(connection, name, parameters))
+
+    def _carried(self, send: Callable[[psycopg.Connection[DictRow]], T], *, whole: bool = False) -> T:
+        """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""
         sent = reconnected = False
         for _ in range(ATTEMPTS):
             asked = False
             try:
                 connection = self._open()
                 asked = True
-                if self._explicit:
+                if self._explicit or whole:
                     with connection.transaction():
-                        return connection.execute(queries()[name], parameters, binary=True).fetchall()
-                return connection.execute(queries()[name], parameters, binary=True).fetchall()
+                        return send(connection)
+                return send(connection)
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 if lost:
@@ -543,6 +563,30 @@ class Ledger:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
             return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
         return error
+
+
+def _sent(connection: psycopg.Connection[DictRow], name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
+    return connection.execute(queries()[name], parameters, binary=True).fetchall()
+
+
+def _claim_in_turn(connection: psycopg.Connection[DictRow], order: Order, holder: Holder) -> Mapping[str, Any]:
+    """The claim of a record of a series, and its turn and place there, in the transaction that the caller ends."""
+    assert order.place is not None
+    place = place_parameters(order.place, order.identity, str(holder))
+    if order.place.waits:
+        (turn,) = _sent(connection, "take_turn", place)
+        if turn["verdict"] != "go":
+            return {**turn, "verdict": Verdict.PREVIOUS, "so": turn["verdict"]}
+    with connection.transaction():  # of its own: undone where the place is another record's
+        (row,) = _sent(connection, "claim", claim_parameters(order, holder))
+        if not row["record_id"]:
+            return row
+        granted = order.place.waits and row["verdict"] == Verdict.RUN
+        (taken,) = _sent(connection, "take_place", {**place, "record_id": row["record_id"], "waits": granted})
+        if taken["mine"]:
+            return row
+        raise psycopg.Rollback
+    return {**row, "verdict": Verdict.REFUSED, "reason": "place"}
 
 
 def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:

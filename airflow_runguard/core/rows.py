@@ -30,6 +30,7 @@ from airflow_runguard.core.record import (
     State,
     Verdict,
 )
+from airflow_runguard.core.series import Before, Place
 
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
@@ -97,6 +98,29 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
 
 def pause_parameters(order: Order) -> dict[str, Any]:
     return {"rate": order.resume_rate, "max_pauses": order.max_pauses, "max_pause": order.max_pause}
+
+
+def place_parameters(place: Place, identity: Identity, actor: str) -> dict[str, Any]:
+    return {
+        "deployment": identity.deployment,
+        "namespace": identity.namespace,
+        "key": identity.key,
+        "series": place.series,
+        "place": place.place,
+        "expected": place.expected,
+        "min_gap": place.min_gap,
+        "partial": place.partial,
+        "on_failed": place.on_failed,
+        "on_absent": place.on_absent,
+        "actor": actor,
+    }
+
+
+def before_of(row: Mapping[str, Any]) -> Before:
+    """:param row: of ``may_follow``, or of a refused claim, which has its own verdict and this one as ``so``."""
+    verdict = row.get("so") or row["verdict"]
+    words = (row["standing"], row["name"] or "", row["holder"] or "", row["why"] or "")
+    return Before(verdict, *words, until=row["until"], now=row["now"])
 
 
 def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:

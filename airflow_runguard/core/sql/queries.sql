@@ -167,3 +167,18 @@ select c.* from runguard.call c where c.record_id = %(record_id)s order by c.gen
 
 -- name: events
 select e.* from runguard.event e where e.record_id = %(record_id)s order by e.id
+
+-- name: before
+select b.* from unnest(%(series)s::text[], %(place)s::text[], %(expected)s::text[], %(min_gap)s::float8[], %(partial)s::boolean[],
+                       %(on_failed)s::text[], %(on_absent)s::text[])
+       with ordinality p (series, place, expected, min_gap, partial, on_failed, on_absent, n)
+ cross join lateral runguard.may_follow(%(deployment)s, p.series, p.place, p.expected, make_interval(secs => p.min_gap), p.partial,
+                                        p.on_failed, p.on_absent) b
+ order by p.n
+
+-- name: take_turn
+select * from runguard.take_turn(%(deployment)s, %(series)s, %(place)s, %(expected)s, make_interval(secs => %(min_gap)s), %(partial)s,
+                                 %(on_failed)s, %(on_absent)s, %(namespace)s, %(key)s, %(actor)s)
+
+-- name: take_place
+select runguard.take_place(%(deployment)s, %(series)s, %(place)s, %(record_id)s, %(waits)s) as mine
