@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.sensors import PreviousRunSensor
+    from airflow_runguard.series import Previous, Series
 
 _ROOMS = {
     "Applied": "core.guard",
@@ -25,8 +27,11 @@ _ROOMS = {
     "GuardedPythonOperator": "operators",
     "NotApplied": "core.errors",
     "PlanningError": "core.errors",
+    "Previous": "series",
+    "PreviousRunSensor": "sensors",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
+    "Series": "series",
     "StillUnknown": "core.guard",
     "current_guard": "core.guard",
     "guarded": "operators",
@@ -41,8 +46,11 @@ __all__ = [
     "GuardedPythonOperator",
     "NotApplied",
     "PlanningError",
+    "Previous",
+    "PreviousRunSensor",
     "ResultNotStored",
     "RunGuardError",
+    "Series",
     "StillUnknown",
     "current_guard",
     "guarded",

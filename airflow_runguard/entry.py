@@ -14,7 +14,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human
+from airflow_runguard import codec, human, series
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
@@ -38,6 +38,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Order, Payload, State
+from airflow_runguard.core.series import Place
 from airflow_runguard.options import Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
 
@@ -190,7 +191,7 @@ class Entry:
                 "iterator?), so it cannot name the same work tomorrow."
             )
         guard = self.guard
-        deployment = self.deployment = options.test_deployment if _is_test() else options.deployment
+        deployment = self.deployment = deployment_of(options)
         namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
         on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
         dag_run: Any = self.context.get("dag_run")
@@ -213,6 +214,20 @@ class Entry:
             partition=self._partition(dag_run),
             amount=self._amount(),
             currency=self._rendered(guard.currency) if guard.currency else None,
+            place=self._place(),
+        )
+
+    def _place(self) -> Place | None:
+        """Where this run stands in its series, where its author named one or waits for the previous run."""
+        waits = self.guard.wait_for_previous
+        if self.guard.series is None and waits is False:
+            return None
+        return series.place(
+            series.series_of(self.guard.series),
+            waits if isinstance(waits, series.Previous) else series.Previous() if waits else None,
+            task=f"{self.ti.dag_id}.{self.ti.task_id}",
+            context={**self.context, "args": _View(self._arguments())},
+            env=self.operator.get_template_env(),
         )
 
     @staticmethod
@@ -411,23 +426,26 @@ class Entry:
             )
         jitter = random.uniform(0, JITTER)  # noqa: S311 - spreads load, keeps no secret
         delay = LONGEST_LOOK if how.seconds is None else how.seconds
-        if how.busy:
+        if how.busy or how.place is not None:
             delay = min(delay, LONGEST_LOOK)
         delay = max(delay, SHORTEST_WAIT) + (0 if how.record_id and not how.busy else jitter)
         now = datetime.now(UTC)
         until = now + timedelta(seconds=delay)
         if self.deferrable or self.resumes is not None:
             # Also where no triggerer was heard of: a reschedule would begin a deferred task's work from its start.
-            from airflow_runguard.triggers import ResumeTrigger
+            from airflow_runguard.triggers import PreviousTrigger, ResumeTrigger
 
+            not_before = (now + timedelta(seconds=SHORTEST_WAIT + jitter)).isoformat()
             self.say(logging.WARNING, f"{how.reason} Waiting in the triggerer, without a worker.")
             method, kwargs = self.resumes or (None, None)
             raise TaskDeferred(
-                trigger=ResumeTrigger(
+                trigger=PreviousTrigger(self.deployment, asdict(how.place), not_before)
+                if how.place is not None
+                else ResumeTrigger(
                     self.deployment,
                     how.record_id,
                     None if how.record_id and how.seconds is None else until.isoformat(),
-                    (now + timedelta(seconds=SHORTEST_WAIT + jitter)).isoformat(),
+                    not_before,
                 ),
                 method_name=PUT_OFF,
                 kwargs={"method": method, "kwargs": kwargs, "since": first.isoformat()},
@@ -437,6 +455,8 @@ class Entry:
 
     def end(self, how: core.Ended) -> None:
         error = how.error
+        if how.skip:
+            raise AirflowSkipException(how.message)
         self.say(logging.ERROR, how.message)
         if error is not None and not isinstance(error, Exception | AirflowTaskTimeout):
             raise error
@@ -512,6 +532,11 @@ def _replaced(value: Any, key: str) -> Any:
     if type(value) is dict:
         return {name: _replaced(item, key) for name, item in value.items()}
     return value
+
+
+def deployment_of(options: Settings) -> str:
+    """Whose records this process works on."""
+    return options.test_deployment if _is_test() else options.deployment
 
 
 def _is_test() -> bool:

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypedDict
 
 from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.series import Previous, Series
 
 Seconds = float | timedelta
 
@@ -49,6 +50,8 @@ class GuardOptions(TypedDict, total=False):
     amount: str | Callable[[Any], Any] | None
     currency: str | None
     ask_timeout: Seconds | None
+    series: str | Series | None
+    wait_for_previous: bool | Previous
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,6 +77,10 @@ class Guard:
     :param quota: the vendor allowance that all tasks naming it share (``stripe``); a template may name the account.
         When the vendor says "too many", its gate closes for all of them.
     :param max_pause, max_pauses: how long in all, and how often, it waits for a quota without progress; then a person.
+    :param series: the recurring job that this is a run of: a name, or a :class:`Series` with its order. Default: this
+        task, ordered by partition or logical date.
+    :param wait_for_previous: begin only when the previous run of the series is complete, and no other of it is at work:
+        ``True``, or a :class:`Previous` that says what is wanted of it.
     :param ask_timeout: how long a person is waited for before the task fails (the question stays open in the ledger).
     :param amount: what is at stake, for people who look at doubts: a template or a function of the arguments that gives
         a number. ``currency`` is its unit (``EUR``), likewise a template.
@@ -100,6 +107,8 @@ class Guard:
     amount: str | Callable[[Any], Any] | None = None
     currency: str | None = None
     ask_timeout: Seconds | None = None
+    series: str | Series | None = None
+    wait_for_previous: bool | Previous = False
 
     def __new__(cls, *_: Any, **options: Any) -> Guard:
         known = [option.name for option in fields(cls)]
@@ -136,6 +145,12 @@ class Guard:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is neither a name nor a template of one.")
         if self.amount is not None and not callable(self.amount) and not (isinstance(self.amount, str) and self.amount):
             raise PlanningError(f"amount={self.amount!r} is neither a template nor a function.")
+        if not (
+            self.series is None or isinstance(self.series, Series) or (isinstance(self.series, str) and self.series)
+        ):
+            raise PlanningError(f"series={self.series!r} is neither a name nor a Series.")
+        if not isinstance(self.wait_for_previous, bool | Previous):
+            raise PlanningError(f"wait_for_previous={self.wait_for_previous!r} is neither True, False nor a Previous.")
         for name in ("max_claims", "max_pauses"):
             if getattr(self, name) is not None and type(getattr(self, name)) is not int:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is not a whole number.")

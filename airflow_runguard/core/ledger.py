@@ -122,8 +122,8 @@ class Ledger:
         if row["verdict"] == Verdict.REPLAY:
             return replay_of(order.identity, row)
         if row["verdict"] == Verdict.PREVIOUS:
-            before = before_of(row)
-            return Claim(Verdict.PREVIOUS, order.identity, before.now, until=before.until, before=before)
+            stands = before_of(row)
+            return Claim(Verdict.PREVIOUS, order.identity, stands.now, until=stands.until, before=stands)
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
             before, after = object_of(row["payload_fields"]), order.payload.fields

@@ -1,7 +1,7 @@
 """Series: the ordered line of keys of one recurring job, and what the run before means to the next one.
 
 The nouns and the sentences; no I/O. The rule itself is ``runguard.may_follow`` in ``sql/series.sql``, asked by the
-sensor, by the watcher that wakes it, and (under the lock of the series' row) by a guard that waits for its previous one.
+sensor, by the watcher that wakes it, and (under the lock of the series' row) by a guard that waits for the one before.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Before:
                 )
             case "lost_time":
                 return (
-                    f"The ledger lost time ({self.why}), so it cannot say whether the previous one of series {series!r} "
-                    "was finished. Run `airflow runguard db acknowledge-restore --reason …` when you know."
+                    f"The ledger lost time ({self.why}), so it cannot say whether the previous one of {series!r} was "
+                    "finished. Run `airflow runguard db acknowledge-restore --reason …` when you know."
                 )
             case "broken":
                 return (

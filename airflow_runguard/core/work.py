@@ -224,15 +224,17 @@ def _previous(claim: Claim, order: Order) -> How:
     said = f"{claim.identity} was not begun. {before.sentence(order.place.series)} No call was made."
     if before.verdict == "wait":
         return Waiting(said, before.seconds, place=order.place, limited=before.standing == "absent")
-    return Ended(said, retry=False, skip=before.verdict == "skip", tells="broken" if before.standing == "broken" else "")
+    return Ended(
+        said, retry=False, skip=before.verdict == "skip", tells="broken" if before.standing == "broken" else ""
+    )
 
 
 def _refused(claim: Claim) -> str:
     name = claim.identity
     if claim.reason == "place":
         return (
-            f"{name} says that it stands where another record of its series stands. No call was made. Name the series by "
-            "what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own (`order=`)."
+            f"{name} says that it stands where another record of its series stands. No call was made. Name the series "
+            "by what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own (`order=`)."
         )
     if claim.reason == "payload":
         fields = ", ".join(claim.differing) or "their canonical form"
