@@ -207,7 +207,7 @@ class Entry:
             max_claims=guard.max_claims or options.max_claims,
             key_lifetime=seconds(guard.key_lifetime, options.key_lifetime),
             run_at=getattr(dag_run, "run_after", None) or getattr(dag_run, "logical_date", None),
-            gate=self._rendered(guard.quota) if guard.quota else None,
+            gate=keys.gate_name(self._rendered(guard.quota)) if guard.quota else None,
             resume_rate=options.resume_rate,
             max_pauses=guard.max_pauses or options.max_pauses,
             max_pause=seconds(guard.max_pause, options.max_pause),

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -122,6 +123,10 @@ class Watcher:
         self._task: asyncio.Task[None] | None = None
         self._ledger: Ledger | None = None
         self._said_at = self._seen_at = datetime.now(UTC)
+        self.looks = 0
+        """How often the ledger has answered."""
+        self.longest_on_loop = 0.0
+        """Seconds that one look took from the triggerer's loop at most."""
 
     async def wait(self, what: int | Place, until: datetime | None) -> None:
         """:param what: a record's id, or a place in a series that may not begin yet."""
@@ -141,12 +146,17 @@ class Watcher:
             loop = asyncio.get_running_loop()
             try:
                 while self._waits:
+                    began = time.perf_counter()
                     waits = list(self._waits.items())
-                    asked = {what for _, (what, _) in waits}
-                    due = await loop.run_in_executor(thread, self._look, asked, len(waits))
+                    whats = {what for _, (what, _) in waits}
+                    asked = loop.run_in_executor(thread, self._look, whats, len(waits))
+                    took = time.perf_counter() - began
+                    due = await asked
+                    began = time.perf_counter()
                     for woken, (what, until) in waits:
                         if (what in due or self._is_blind_to(until)) and not woken.done():
                             woken.set_result(None)
+                    self.longest_on_loop = max(self.longest_on_loop, took + time.perf_counter() - began)
                     await asyncio.sleep(TICK)
             finally:
                 await loop.run_in_executor(thread, self._leave)
@@ -176,6 +186,7 @@ class Watcher:
             self._close()
             return set()
         self._seen_at = datetime.now(UTC)
+        self.looks += 1
         return due
 
     def _opened(self) -> Ledger:

@@ -234,7 +234,7 @@ def _refused(claim: Claim) -> str:
     if claim.reason == "place":
         return (
             f"{name} says that it stands where another record of its series stands. No call was made. Name the series "
-            "by what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own (`order=`)."
+            "by what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own."
         )
     if claim.reason == "payload":
         fields = ", ".join(claim.differing) or "their canonical form"

@@ -62,7 +62,7 @@ def billing_plain():
 
 @billing
 def billing_guarded():
-    @guarded_task(key="invoice/{{ args.invoice }}", namespace="billing", lease=6, **RETRIES)
+    @guarded_task(key="invoice/{{ args.invoice }}", namespace="billing", lease=6, max_call_time=15, **RETRIES)
     def charge(guard: GuardContext, invoice: str) -> str:
         paid = guard.call("charge", post_charge, vendor_key_as="idempotency_key", invoice=invoice)
         write_the_books(paid)

@@ -265,6 +265,31 @@ begin
     return 'ok';
 end $$;
 
+-- One paused record goes on at once, if its gate lets it.
+create or replace function runguard.resume_now(p_record_id bigint, p_seen_fence bigint, p_actor text, p_reason text)
+returns text language plpgsql as $$
+declare
+    r runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
+        return 'moved';
+    elsif r.state <> 'paused' then
+        return 'not_paused';
+    end if;
+    update runguard.call c set resume_at = clock_timestamp()
+     where c.record_id = r.id and c.generation = r.generation and c.state = 'paused';
+    update runguard.record set resume_at = clock_timestamp() where id = r.id returning * into r;
+    perform runguard.book(r, 'resumed', p_actor, p_reason);
+    return 'ok';
+end $$;
+
 -- Gives a record another name (a DAG was renamed). The vendor keys change with the name, so nothing may be under way.
 create or replace function runguard.rename(
     p_record_id bigint, p_namespace text, p_key text, p_actor text, p_reason text
