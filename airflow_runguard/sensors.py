@@ -27,14 +27,14 @@ class PreviousRunSensor(BaseSensorOperator):
     """Succeeds when the previous run of a series is complete in the ledger and ``min_gap`` has passed since its end.
 
     Airflow's success is not asked: what counts is what the ledger says of the guarded task. Nothing before this run: it
-    goes, and says so. The previous run is at work: it waits, and names the holder. One that should be there and is absent
-    is never a reason to go, and neither is a record that cannot be read, whatever else is said here.
+    goes, and says so. The previous run is at work: it waits, and names the holder. One that should be there and is
+    absent is never a reason to go, and neither is a record that cannot be read, whatever else is said here.
 
     :param series: the name of the series, or a :class:`Series`. Default: that of the one guarded task downstream.
     :param min_gap: seconds or a timedelta between the end of the previous run and the start of this one.
     :param completion: ``full``, or ``partial`` where one that is done in part is enough.
-    :param on_previous_failed: the previous run is failed, in doubt or paused: ``wait`` (for whoever mends it), ``fail``,
-        ``skip`` or ``go``.
+    :param on_previous_failed: the previous run is failed, in doubt or paused: ``wait`` (for whoever mends it),
+        ``fail``, ``skip`` or ``go``.
     :param on_previous_absent: there should be a previous run, and the ledger has none: ``wait`` or ``fail``.
     :param deferrable: wait in the triggerer, all of whose sensors share one connection and wake within a second; with
         ``False``, ``mode`` and ``poke_interval`` count as in any sensor.
@@ -110,11 +110,9 @@ class PreviousRunSensor(BaseSensorOperator):
                 return said, ""
         tasks = [task for task in self.get_flat_relatives(upstream=False) if _guard_of(task) is not None]
         if len(tasks) != 1:
-            found = (
-                f"there are {len(tasks)}: {', '.join(sorted(t.task_id for t in tasks))}" if tasks else "there is none"
-            )
+            found = f"there are {len(tasks)}" if tasks else "there is none"
             raise AirflowFailException(
-                f"Sensor {self.task_id!r} names no series, and of guarded tasks downstream of it {found}. Say series='…'."
+                f"Sensor {self.task_id!r} names no series, and of guarded tasks behind it {found}. Say series='…'."
             )
         guard = _guard_of(tasks[0])
         assert guard is not None
@@ -123,7 +121,7 @@ class PreviousRunSensor(BaseSensorOperator):
     def _may_go(self, here: Place) -> bool:
         """Whether the run may begin now.
 
-        :raises AirflowFailException, AirflowSkipException: it may not, and waiting for it is not wanted or does not help.
+        :raises AirflowFailException, AirflowSkipException: it may not, and waiting is not wanted or does not help.
         """
         try:
             options = settings()
