@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -34,12 +34,12 @@ from airflow_runguard import codec, human, series
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, observe
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Holder, Order, Payload, State
+from airflow_runguard.core.record import Holder, Identity, Order, Payload, State
 from airflow_runguard.core.series import Place
-from airflow_runguard.options import Guard, check_mapped, seconds
+from airflow_runguard.options import DEPTHS, Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ SHORTEST_WAIT = 15.0
 LONGEST_LOOK = 60.0
 """Seconds after which a busy record is looked at again, whatever its lease says."""
 JITTER = 5.0
+OBSERVE_TIMEOUT = 0.5
+"""Seconds that an observed task waits for the ledger in all, where ``[runguard] observe_timeout`` cannot be read."""
 WATCHED = 30.0
 """Seconds for which a triggerer's sign of life counts."""
 HAND_OVER_MARGIN = 600.0
@@ -95,6 +97,8 @@ class Entry:
         self.xcoms: dict[str, Any] = {}
 
     def run(self, body: Callable[[], Any]) -> Any:
+        if self._depth() == "observe":
+            return self._observe(body)
         try:
             options = settings()
             order = self.order(options)
@@ -108,7 +112,7 @@ class Entry:
             with ExitStack() as opened:
                 ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
                 opened.callback(ledger.close)
-                client = redis_client(options, self.guard.depth)
+                client = redis_client(options, self._depth())
                 if client is not None:
                     opened.callback(client.close)
                 leases, work = core.ready(ledger, client), self.work(order, body)
@@ -122,6 +126,47 @@ class Entry:
             # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.
             raise AirflowException(str(error)) from error
         return self.answer(how, options)
+
+    # -- observing ---------------------------------------------------------------------------------------------------
+
+    def _depth(self) -> str | None:
+        """What the author said of this task, else of its DAG (``default_args={"depth": …}``), else of all."""
+        return self.guard.depth or depth_of_dag(self.operator) or _configured_depth()
+
+    def _observe(self, body: Callable[[], Any]) -> Any:
+        """Depth ``observe``: whatever is wrong with the key, the options or the ledger, the body runs.
+
+        :raises AirflowFailException: ``{{ guard.idempotency_key }}`` would go out as one key for every customer.
+        """
+        try:
+            self._check_vendor_key()
+        except PlanningError as error:
+            raise AirflowFailException(str(error)) from error
+        patience = OBSERVE_TIMEOUT
+        try:
+            options = settings()
+            patience = options.observe_timeout
+            order = self.order(options)
+            connect = connect_ledger(options)
+
+            def open_ledger() -> Ledger:
+                ledger = Ledger(connect, deployment=order.identity.deployment)
+                ledger.check()
+                return ledger
+
+        except RunGuardError as error:
+            trouble = error
+            order = Order(identity=Identity("observed", "unnamed", str(self.ti.id)), payload=keys.payload({}))
+
+            def open_ledger() -> Ledger:
+                raise trouble
+
+        bystander = observe.Bystander(open_ledger, patience)
+        try:
+            value = observe.run(self.work(order, body), bystander, self.say)
+        finally:
+            bystander.close()
+        return value.value if isinstance(value, codec.Answer) else value
 
     # -- what the ledger and people hear of it -------------------------------------------------------------------
 
@@ -308,7 +353,8 @@ class Entry:
                 # The supervisor is gone, and with it the pipe that Airflow logs "Done" to: the function had returned.
                 value = returned[-1]
             except TaskDeferred as deferral:
-                if getattr(deferral.trigger, "end_from_trigger", False):
+                observed = isinstance(guard, observe.ObservedContext)
+                if getattr(deferral.trigger, "end_from_trigger", False) and not observed:
                     # The task would end without coming back, and nobody could book its outcome: it may not begin.
                     raise PlanningError(
                         "The operator deferred to a trigger that ends the task by itself (end_from_trigger).",
@@ -532,6 +578,24 @@ def _replaced(value: Any, key: str) -> Any:
     if type(value) is dict:
         return {name: _replaced(item, key) for name, item in value.items()}
     return value
+
+
+def depth_of_dag(operator: Any) -> str | None:
+    """The depth that a DAG's ``default_args`` give to its guarded tasks.
+
+    :raises PlanningError: it is no depth.
+    """
+    depth = ((operator.dag.default_args if operator.has_dag() else None) or {}).get("depth")
+    if depth not in (None, *DEPTHS):
+        raise PlanningError(f"depth={depth!r} in default_args is none of {', '.join(map(repr, DEPTHS))}.")
+    return cast("str | None", depth)
+
+
+def _configured_depth() -> str | None:
+    try:
+        return settings().depth
+    except PlanningError:
+        return None  # said where the options are needed
 
 
 def deployment_of(options: Settings) -> str:

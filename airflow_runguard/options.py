@@ -17,6 +17,7 @@ from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.series import Previous, Series
 
 Seconds = float | timedelta
+DEPTHS = ("observe", "ledger", "lease", "auto")
 
 ON_DOUBT = (
     "This task is one body in which any error may come after the effect, so it must say what then: "
@@ -38,7 +39,7 @@ class GuardOptions(TypedDict, total=False):
     store_result: Literal["all", "digest", "none"]
     single_request: bool
     allow_no_call: bool
-    depth: Literal["auto", "ledger", "lease"] | None
+    depth: Literal["observe", "auto", "ledger", "lease"] | None
     lease: Seconds | None
     max_hold: Seconds | None
     max_call_time: Seconds | None
@@ -71,7 +72,8 @@ class Guard:
         ``ResultNotStored``, or gives ``None``).
     :param single_request: the body makes exactly one request, so that its error speaks for it.
     :param allow_no_call: an explicit body may return without any call.
-    :param depth: ``ledger``, ``lease`` (ledger and Redis), ``auto``.
+    :param depth: ``observe`` (book, warn, block nothing), ``ledger``, ``lease`` (ledger and Redis), ``auto``. Default:
+        the DAG's ``default_args={"depth": …}``, else ``[runguard] depth``.
     :param lease, max_hold, max_call_time, key_lifetime: seconds or timedelta; see ``[runguard]``.
     :param max_claims: so many claims without any outcome are poison.
     :param quota: the vendor allowance that all tasks naming it share (``stripe``); a template may name the account.
@@ -95,7 +97,7 @@ class Guard:
     store_result: Literal["all", "digest", "none"] = "all"
     single_request: bool = False
     allow_no_call: bool = False
-    depth: Literal["auto", "ledger", "lease"] | None = None
+    depth: Literal["observe", "auto", "ledger", "lease"] | None = None
     lease: Seconds | None = None
     max_hold: Seconds | None = None
     max_call_time: Seconds | None = None
@@ -124,7 +126,7 @@ class Guard:
             "calls": (None, "body", "explicit"),
             "on_busy": ("wait", "fail", "skip"),
             "store_result": ("all", "digest", "none"),
-            "depth": (None, "auto", "ledger", "lease"),
+            "depth": (None, *DEPTHS),
         }
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:

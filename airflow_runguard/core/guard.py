@@ -277,7 +277,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)
 
-    failure = _of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
+    failure = of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT:
@@ -290,7 +290,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     return Ended(said(error), retry=True, error=error)
 
 
-def _of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
+def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more."""
     failure = classify(error)
     if (work.single_request and not guard.reentered) or isinstance(error, NotApplied):

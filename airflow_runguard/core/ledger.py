@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import IsolationLevel
@@ -30,13 +30,16 @@ from airflow_runguard.core.record import (
     Call,
     Claim,
     Event,
+    Failure,
     Grant,
     Holder,
     Identity,
     IntentAnswer,
+    Observed,
     Order,
     Outcome,
     Record,
+    Result,
     Settlement,
     State,
     Verdict,
@@ -49,6 +52,7 @@ from airflow_runguard.core.rows import (
     claim_parameters,
     clean,
     object_of,
+    observe_parameters,
     outcome_parameters,
     pause_parameters,
     place_parameters,
@@ -201,6 +205,40 @@ class Ledger:
             last["event_id"] or 0,
             until if state is State.PAUSED else None,
         )
+
+    def observe(
+        self,
+        order: Order | Identity,
+        holder: Holder,
+        what: str,
+        *,
+        failure: Failure | None = None,
+        error: str = "",
+        result: Result | None = None,
+        max_hold: float | None = None,
+        partition: str | None = None,
+    ) -> Observed:
+        """Book what a task does that nothing holds up: it ``started``, or ended ``done``, ``failed`` or ``skipped``.
+
+        :param order: or only its name, where the observer does not know the payload.
+        :param max_hold: seconds after which one that was not heard of again counts as dead (default: the order's).
+        """
+        known = order if isinstance(order, Order) else None
+        row = self._one(
+            "observe",
+            observe_parameters(
+                known.identity if known else cast(Identity, order),
+                holder,
+                what,
+                order=known,
+                max_hold=max_hold or (known.max_hold if known else 21_600.0),
+                partition=known.partition if known else partition,
+                failure=failure,
+                error=error,
+                result=result,
+            ),
+        )
+        return Observed(row["verdict"], row["said"] or "")
 
     def sweep(self, actor: str, limit: int = 1000) -> list[tuple[Identity, State]]:
         """Settle what died: an open call goes to ``in_doubt``, a record that never called to ``pending``."""

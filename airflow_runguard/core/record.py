@@ -349,6 +349,18 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class Observed:
+    """What came of telling the ledger about a task that nothing holds up.
+
+    :param verdict: ``booked``; ``again`` (known already); ``duplicate`` (a guard would not have begun it: ``said``);
+        ``late`` (another one holds the record: kept as an event); ``broken``.
+    """
+
+    verdict: str
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
 class Witness:
     """An event that somebody outside the ledger remembers, to notice when the ledger goes back in time (P14).
 

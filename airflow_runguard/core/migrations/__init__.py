@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     import psycopg
     import sqlalchemy
 
-FUNCTION_FILES = ("rules.sql", "gates.sql", "claim.sql", "write.sql", "people.sql", "watch.sql", "series.sql")
+FUNCTION_FILES = (
+    "rules.sql",
+    "gates.sql",
+    "claim.sql",
+    "write.sql",
+    "people.sql",
+    "watch.sql",
+    "series.sql",
+    "observe.sql",
+)
 """In order of installation; ``tables.sql`` belongs to the first migration."""
 
 

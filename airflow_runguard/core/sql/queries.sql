@@ -182,3 +182,10 @@ select * from runguard.take_turn(%(deployment)s, %(series)s, %(place)s, %(expect
 
 -- name: take_place
 select runguard.take_place(%(deployment)s, %(series)s, %(place)s, %(record_id)s, %(waits)s) as mine
+
+-- name: observe
+select * from runguard.observe(
+    %(deployment)s, %(namespace)s, %(key)s, %(payload_version)s::smallint, %(payload_digest)s, %(payload_fields)s,
+    %(payload_readable)s, %(store_result)s, %(what)s, %(nonce)s, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s,
+    %(try_number)s::int, %(map_index)s::int, %(host)s, %(pid)s::int, %(actor)s, make_interval(secs => %(max_hold)s), %(partition)s,
+    %(class)s, %(effect)s, %(error)s, %(result)s::bytea, %(missing)s)

@@ -1,0 +1,188 @@
+"""Depth ``observe``: the body runs whatever the ledger says or does not say; it is booked, and people are warned.
+
+Nothing here blocks, raises or decides. The ledger is asked on a thread of its own, for at most ``patience`` seconds in
+all; a ledger that is away costs that once. Calls of an explicit body are made as they come and are not journaled one by
+one: an observed body is one call. What was booked is honoured when the task is guarded later.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from airflow_runguard.core import keys
+from airflow_runguard.core.context import GuardContext
+from airflow_runguard.core.failures import classify
+from airflow_runguard.core.guard import of_body
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import (
+    Claim,
+    Effect,
+    Failure,
+    FailureClass,
+    Observed,
+    Verdict,
+)
+from airflow_runguard.core.work import Decision, HandOver, Work, dumped, said
+
+T = TypeVar("T")
+
+log = logging.getLogger("airflow_runguard")
+
+NOTHING_CALLED = Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, evidence="no call had been made")
+
+
+class Bystander:
+    """Tells a ledger what happens, from a thread that nobody waits for longer than ``patience`` seconds in all.
+
+    :param open_ledger: called on that thread.
+    """
+
+    def __init__(self, open_ledger: Callable[[], Ledger], patience: float) -> None:
+        self._open_ledger, self._left = open_ledger, patience
+        self._questions: queue.SimpleQueue[tuple[Callable[[Ledger], Any], queue.SimpleQueue[Any]] | None]
+        self._questions = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.trouble = ""
+        """Why the ledger was not told ('' = it was)."""
+
+    def ask(self, question: Callable[[Ledger], T]) -> T | None:
+        """The answer, or ``None`` where there is none in time (it may still come to pass). Never raises."""
+        reply: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        began = time.monotonic()
+        try:
+            self._questions.put((question, reply))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="runguard-bystander", daemon=True)
+                self._thread.start()
+            answer, error = reply.get(timeout=max(0.001, self._left))
+        except queue.Empty:
+            answer, error = None, "the ledger did not answer in time"
+        except Exception as problem:
+            answer, error = None, said(problem)
+        self._left -= time.monotonic() - began
+        self.trouble = self.trouble or error
+        return answer if not error else None
+
+    def close(self) -> None:
+        """What was asked is still told, by a thread that ends then; this waits for nothing."""
+        self._questions.put(None)
+
+    def _run(self) -> None:
+        ledger: Ledger | None = None
+        while (asked := self._questions.get()) is not None:
+            question, reply = asked
+            try:
+                if ledger is None:
+                    ledger = self._open_ledger()
+                reply.put((question(ledger), ""))
+            except Exception as error:
+                reply.put((None, said(error)))
+        if ledger is not None:
+            ledger.close()
+
+
+def run(work: Work, bystander: Bystander, say: Callable[[int, str], None]) -> Any:
+    """Run the body of ``work`` and book it; returns and raises what the body does.
+
+    :param say: told what a guard would have done.
+    """
+    order, holder = work.order, work.holder
+
+    def begin(ledger: Ledger) -> tuple[Observed, str]:
+        return ledger.observe(order, holder, "started"), ledger.installation
+
+    begun = bystander.ask(begin)
+    if begun is None:
+        say(logging.WARNING, f"Observed, but not booked: {bystander.trouble}. The task goes on.")
+    elif begun[0].verdict == "duplicate":
+        say(
+            logging.WARNING,
+            f"This would have been {begun[0].said} ({order.identity}). Observing: it runs all the same.",
+        )
+    elif begun[0].verdict == "broken":
+        say(logging.WARNING, f"{order.identity} cannot be read in the ledger ({begun[0].said}). Observing: it runs.")
+    guard = ObservedContext(work, "" if begun is None else begun[1])
+    try:
+        with guard.entered():
+            value = work.body(guard)
+    except BaseException as error:
+        signal = work.signal(error)
+        if isinstance(signal, Decision):
+            _tell(bystander, work, "done", result=dumped(work, signal.value))
+        elif not isinstance(signal, HandOver):
+            _tell(bystander, work, "failed", failure=guard.failure_of(error), error=said(error))
+        raise
+    if isinstance(value, BaseException):  # P9: in the books, an exception given back is an error
+        _tell(bystander, work, "failed", failure=guard.failure_of(value), error=said(value))
+    else:
+        _tell(bystander, work, "done", result=dumped(work, value))
+    return value
+
+
+def _tell(bystander: Bystander, work: Work, what: str, **how: Any) -> None:
+    bystander.ask(lambda ledger: ledger.observe(work.order, work.holder, what, **how))
+
+
+class ObservedContext(GuardContext):
+    """The guard as an observed body sees it: it makes every call, and hands over the key that a guard would."""
+
+    def __init__(self, work: Work, installation: str) -> None:
+        claim = Claim(Verdict.RUN, work.order.identity, datetime.now(UTC), generation=1, attempt=1)
+        super().__init__(None, work, claim)  # type: ignore[arg-type]  # it has no writer, and needs none
+        self._installation = installation
+        self._calls = 0
+        self._failed_calls: list[tuple[BaseException, Failure]] = []
+
+    def stop(self) -> None:
+        """Nothing is held back here."""
+
+    def call(
+        self, name: str, fn: Callable[..., T], /, *args: Any, vendor_key_as: str | None = None, **arguments: Any
+    ) -> T:
+        self._calls += 1
+        try:
+            return fn(*args, **self._keyed(name, vendor_key_as, arguments))
+        except BaseException as error:
+            self._failed_calls.append((error, classify(error)))
+            raise
+
+    async def acall(
+        self,
+        name: str,
+        fn: Callable[..., Awaitable[T]],
+        /,
+        *args: Any,
+        vendor_key_as: str | None = None,
+        **arguments: Any,
+    ) -> T:
+        self._calls += 1
+        try:
+            return await fn(*args, **self._keyed(name, vendor_key_as, arguments))
+        except BaseException as error:
+            self._failed_calls.append((error, classify(error)))
+            raise
+
+    def failure_of(self, error: BaseException) -> Failure:
+        """What is known after an error: nothing where a call may have happened."""
+        if self.body_is_call:
+            return of_body(error, self._work, self)
+        if not self._calls:
+            return NOTHING_CALLED
+        if self._calls == len(self._failed_calls) == 1:
+            return self._failed_calls[0][1]
+        return Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence="some of its calls were made")
+
+    def _keyed(self, name: str, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+        return {**arguments, vendor_key_as: self._vendor_key(name, 1)} if vendor_key_as else arguments
+
+    def _vendor_key(self, name: str, attempt: int) -> str:
+        """The key that a guard would use; where the ledger did not say which installation it is, one of this attempt's
+        own, since a key that another installation might use could bring back its charge."""
+        salt = self._installation or self._work.holder.ti_id or self._work.holder.nonce
+        return keys.vendor_key(salt, self._claim.identity, name, 1, attempt)
