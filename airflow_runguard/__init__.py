@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
     from airflow_runguard.decorators import guarded_task
+    from airflow_runguard.onlooker import ledger_callbacks
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
     from airflow_runguard.sensors import PreviousRunSensor
@@ -36,6 +37,7 @@ _ROOMS = {
     "current_guard": "core.guard",
     "guarded": "operators",
     "guarded_task": "decorators",
+    "ledger_callbacks": "onlooker",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "current_guard",
     "guarded",
     "guarded_task",
+    "ledger_callbacks",
 ]
 
 

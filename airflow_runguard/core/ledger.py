@@ -240,6 +240,23 @@ class Ledger:
         )
         return Observed(row["verdict"], row["said"] or "")
 
+    def airflow_was_told(
+        self, identity: Identity, holder: Holder, word: str, *, actor: str, **detail: Any
+    ) -> str | None:
+        """Keep beside a record what a person told Airflow of its task (``success``, ``failed``, ``skipped``): nothing
+        of the record changes. Answers its state; ``None`` = there is no record."""
+        parameters = {
+            "deployment": identity.deployment,
+            "namespace": identity.namespace,
+            "key": identity.key,
+            "ti_id": holder.ti_id,
+            "word": word,
+            "actor": actor,
+            "detail": json.dumps({"run_id": holder.run_id, "try": holder.try_number, **detail}),
+        }
+        state = self._one("airflow_was_told", parameters)["state"]
+        return None if state is None else str(state)
+
     def sweep(self, actor: str, limit: int = 1000) -> list[tuple[Identity, State]]:
         """Settle what died: an open call goes to ``in_doubt``, a record that never called to ``pending``."""
         rows = self._all("sweep", {"actor": actor, "limit": limit})

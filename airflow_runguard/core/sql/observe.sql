@@ -111,3 +111,22 @@ begin
                           coalesce(said, p_error, ''), json_build_object('what', p_what, 'verdict', verdict, 'run_id', p_run_id,
                               'try', p_try_number, 'result', encode(sha256(p_result), 'hex'))::text, p_nonce);
 end $$;
+
+-- What Airflow was told about a task by a person, kept beside the truth that the ledger has. Once for each word of each
+-- attempt, and only where there is a record. Answers the record's state, null = there is none.
+create or replace function runguard.airflow_was_told(
+    p_deployment text, p_namespace text, p_key text, p_ti_id text, p_word text, p_actor text, p_detail text
+) returns text language plpgsql as $$
+declare
+    r runguard.record;
+    v_mark text := 'told:' || p_ti_id || ':' || p_word;
+begin
+    perform runguard.pin();
+    select * into r from runguard.record k
+     where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key;
+    if found and not exists (select from runguard.event e where e.record_id = r.id and e.mark = v_mark) then
+        perform runguard.open_for_writing();
+        perform runguard.book(r, 'airflow_was_told', p_actor, p_word, p_detail, v_mark);
+    end if;
+    return r.state;
+end $$;

@@ -189,3 +189,6 @@ select * from runguard.observe(
     %(payload_readable)s, %(store_result)s, %(what)s, %(nonce)s, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s,
     %(try_number)s::int, %(map_index)s::int, %(host)s, %(pid)s::int, %(actor)s, make_interval(secs => %(max_hold)s), %(partition)s,
     %(class)s, %(effect)s, %(error)s, %(result)s::bytea, %(missing)s)
+
+-- name: airflow_was_told
+select runguard.airflow_was_told(%(deployment)s, %(namespace)s, %(key)s, %(ti_id)s, %(word)s, %(actor)s, %(detail)s) as state
