@@ -108,13 +108,13 @@ class PreviousRunSensor(BaseSensorOperator):
             said = series_of(self.series)
             if said.name is not None:
                 return said, ""
-        tasks = [task for task in self.get_flat_relatives(upstream=False) if _guard_of(task) is not None]
+        tasks = [task for task in self.get_flat_relatives(upstream=False) if guard_of(task) is not None]
         if len(tasks) != 1:
             found = f"there are {len(tasks)}" if tasks else "there is none"
             raise AirflowFailException(
                 f"Sensor {self.task_id!r} names no series, and of guarded tasks behind it {found}. Say series='…'."
             )
-        guard = _guard_of(tasks[0])
+        guard = guard_of(tasks[0])
         assert guard is not None
         return series_of(self.series or guard.series), f"{context['ti'].dag_id}.{tasks[0].task_id}"
 
@@ -158,7 +158,7 @@ class PreviousRunSensor(BaseSensorOperator):
         raise error
 
 
-def _guard_of(task: Any) -> Guard | None:
+def guard_of(task: Any) -> Guard | None:
     if isinstance(task, GuardMixin):
         return task.guard
     if isinstance(task, MappedOperator) and issubclass(task.operator_class, GuardMixin):

@@ -206,6 +206,11 @@ class Ledger:
             until if state is State.PAUSED else None,
         )
 
+    def take_place(self, place: Place, record: Record) -> bool:
+        """Note where a record stands in its series; it takes no turn. ``False`` = that place is another record's."""
+        parameters = place_parameters(place, record.identity, "") | {"record_id": record.id, "waits": False}
+        return bool(self._one("take_place", parameters)["mine"])
+
     def observe(
         self,
         order: Order | Identity,
