@@ -14,17 +14,21 @@ if TYPE_CHECKING:
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
     from airflow_runguard.decorators import guarded_task
+    from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.onlooker import ledger_callbacks
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.retry import GuardRetryPolicy
     from airflow_runguard.sensors import PreviousRunSensor
     from airflow_runguard.series import Previous, Series
+    from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
     "Doubt": "core.guard",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
     "NotApplied": "core.errors",
     "PlanningError": "core.errors",
@@ -32,8 +36,10 @@ _ROOMS = {
     "PreviousRunSensor": "sensors",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
+    "RunGuardNotifier": "notices",
     "Series": "series",
     "StillUnknown": "core.guard",
+    "SweepOperator": "upkeep",
     "current_guard": "core.guard",
     "guarded": "operators",
     "guarded_task": "decorators",
@@ -45,6 +51,7 @@ __all__ = [
     "Doubt",
     "Guard",
     "GuardContext",
+    "GuardRetryPolicy",
     "GuardedPythonOperator",
     "NotApplied",
     "PlanningError",
@@ -52,8 +59,10 @@ __all__ = [
     "PreviousRunSensor",
     "ResultNotStored",
     "RunGuardError",
+    "RunGuardNotifier",
     "Series",
     "StillUnknown",
+    "SweepOperator",
     "current_guard",
     "guarded",
     "guarded_task",

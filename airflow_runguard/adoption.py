@@ -1,7 +1,7 @@
-"""A way in for teams with DAGs that run already: what a guard would do, what was done before it, and where it is missing.
+"""A way in for DAGs that run already: what a guard would do, what was done before it, and where it is missing.
 
-Needs Airflow's metadata and the DAG's code, so these commands exist only as ``airflow runguard …``. Keys are rendered as
-the task would render them, from its run; one that needs what only a task knows is counted and not guessed.
+Needs Airflow's metadata and the DAG's code, so these commands exist only as ``airflow runguard …``. Keys are rendered
+as the task would render them, from its run; one that needs what only a task knows is counted and not guessed.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def baseline(ledger: Ledger, dag_id: str, *, before: datetime, apply: bool, acto
                 _book(ledger, work, actor, reason)
     verb = "Booked" if apply else "Would book"
     said = (
-        f"{verb} {len(booked)} past success(es) of {dag_id} before {before:%Y-%m-%d %H:%M %Z} as done, without a result; "
-        f"{known} are in the ledger already; {unknown} cannot be named outside of their task."
+        f"{verb} {len(booked)} past success(es) of {dag_id} before {before:%Y-%m-%d %H:%M %Z} as done, without a "
+        f"result; {known} are in the ledger already; {unknown} cannot be named outside of their task."
     )
     if not apply:
         said += " Nothing was changed. Add --apply to book them."
@@ -149,7 +149,7 @@ def _would(record: Record | None) -> str:
     return "run"
 
 
-# -- the DAG, its guarded tasks, and its runs ----------------------------------------------------------------------------
+# -- the DAG, its guarded tasks, and its runs --------------------------------------------------------------------------
 
 
 def _works(deployment: str, dag: Any, runs: list[Any]) -> Iterator[Work]:
@@ -241,7 +241,7 @@ def _dags() -> Iterator[Any]:
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import BundleDagBag
 
-    manager = DagBundlesManager()
+    manager = DagBundlesManager()  # type: ignore[no-untyped-call]
     for bundle in manager.get_all_dag_bundles():
         bundle.initialize()
         yield from BundleDagBag(dag_folder=bundle.path, bundle_path=bundle.path, bundle_name=bundle.name).dags.values()

@@ -235,6 +235,23 @@ COMMANDS = (
         ),
         changes=True,
     ),
+    Command(
+        "classify",
+        "Say what a vendor's answer or an error means, and by which rule",
+        (
+            Argument(
+                "file",
+                nargs="?",
+                metavar="FILE",
+                help="a body, a whole answer (`curl -i`) or a traceback; `-` reads standard input",
+            ),
+            Argument("--status", type=_count(100), metavar="N", help="the answer's HTTP status"),
+            Argument("--header", action="append", default=[], metavar="'NAME: VALUE'", help="one header; repeat it"),
+            Argument("--url", default="", metavar="URL", help="where the request went, which may tell the vendor"),
+            Argument("--read", action="store_true", help="the call only reads: repeating it is harmless"),
+            Argument("--at", type=_moment, metavar="TIME", help="when it was answered (default: now)"),
+        ),
+    ),
     Command("sweep", "Settle what dead holders left behind", (ACTOR,)),
     Command("resume", "Let a paused record go on now, if its gate lets it", (KEY, NAMESPACE), changes=True),
     Command(

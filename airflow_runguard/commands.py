@@ -11,7 +11,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -224,6 +224,39 @@ def sweep(ledger: Ledger, *, actor: str) -> Data:
     if waiting:
         said += f" These did not happen, the next try runs them: {', '.join(waiting)}."
     return {"said": said, "in_doubt": doubtful, "pending": waiting}
+
+
+# -- the classifier ----------------------------------------------------------------------------------------------------
+
+
+def classify(
+    text: str, *, status: int | None, headers: Sequence[str], url: str, reads: bool, at: datetime | None
+) -> Data:
+    """What an answer or an error that is only text would be decided to mean, and by which rule. Asks no ledger.
+
+    :param text: a body, a whole answer with status line and headers, or a traceback. :param reads: no effect at stake.
+    :raises PlanningError: there is nothing in it to judge.
+    """
+    from airflow_runguard.core.failures import decide, texts
+
+    try:
+        if status is None and not headers and not text.startswith("HTTP/") and texts.is_traceback(text):
+            error = texts.read_traceback(text)
+        else:
+            error = texts.read_response(text, status, headers, url)
+    except ValueError as nothing:
+        raise PlanningError(
+            f"There is nothing to judge: {nothing}.",
+            "Give --status N, a FILE with the body or the traceback, or `-` and pipe it in.",
+        ) from nothing
+    kind = "read" if reads else "write"
+    decision = decide(error, effect_kind=kind, now=at or datetime.now(UTC))
+    failure, rule = decision.failure, decision.rule
+    return {
+        "said": words.decided(failure, reads=reads),
+        **asdict(failure),
+        "rule": None if rule is None else {"name": rule.name, "says": rule.says, "source": rule.source},
+    }
 
 
 # -- the ledger itself -------------------------------------------------------------------------------------------------

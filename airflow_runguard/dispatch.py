@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -160,6 +161,15 @@ def _do(
     if name == "db upgrade" and args.sql:
         deployment = args.deployment or ("default" if "dsn" in args else through(args).deployment)
         return commands.db_upgrade(None, deployment=deployment, sql=True)
+    if name == "classify":
+        return commands.classify(
+            _read(args.file),
+            status=args.status,
+            headers=args.header,
+            url=args.url,
+            reads=args.read,
+            at=args.at,
+        )
     door = through(args)
     if name == "db upgrade":
         return commands.db_upgrade(door.connect, deployment=door.deployment, sql=False)
@@ -254,6 +264,16 @@ def _scope(args: argparse.Namespace) -> tuple[str, str]:
         if getattr(args, scope):
             return scope, getattr(args, scope)
     return "all", ""
+
+
+def _read(file: str | None) -> str:
+    """:raises PlanningError: it cannot be read."""
+    try:
+        if file == "-":
+            return sys.stdin.read()
+        return Path(file).read_text(encoding="utf-8", errors="replace") if file else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlanningError(f"{file} cannot be read: {error}.", "Name a file, or `-` for standard input.") from error
 
 
 def _actor(args: argparse.Namespace) -> str:

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.rows import dict_row
 
 from airflow_runguard.core.errors import RunGuardError
+from airflow_runguard.core.failures import SWITCHES
+from airflow_runguard.core.failures.book import GROUP
 from airflow_runguard.core.ledger import UPGRADE, Connect, Ledger, belongs
 from airflow_runguard.core.record import SCHEMA_VERSION
 
@@ -73,6 +77,8 @@ def examine(connect: Connect, *, deployment: str, settings: Settings | None) -> 
         unseen = ("schema", "deployment", "lost_time", "writable", "durability", "isolation", "clock", "pooler")
         checks += _skipped((*unseen, "connections"), "The ledger is out of reach.")
     checks += _alone(("psycopg",), _psycopg)
+    checks += _alone(("hidden_retries",), _hidden_retries)
+    checks += _alone(("failure_rules",), _failure_rules)
     of_airflow: tuple[tuple[str, Callable[[Settings], Checks]], ...] = (
         ("redis", _redis),
         ("heartbeat_timeout", _heartbeat),
@@ -282,6 +288,44 @@ def _psycopg() -> Checks:
         )
     else:
         yield Check("psycopg", OK, found, "The ledger's driver is there.")
+
+
+def _hidden_retries() -> Checks:
+    """Clients that are installed here and repeat requests by themselves; whether a DAG turns it off is in its code."""
+    installed = [(client, switch) for client, switch in SWITCHES.items() if client != "redirect" and _there(client)]
+    found = "; ".join(f"{client}: {switch}" for client, switch in installed) or "No client that repeats by itself"
+    yield Check(
+        "hidden_retries",
+        OK,
+        found,
+        "A client that repeats a request by itself can have the effect twice behind the guard; where it does not say "
+        "whether it did, a failed call is in doubt.",
+    )
+
+
+def _there(client: str) -> bool:
+    return find_spec(client.replace("-", "_")) is not None
+
+
+def _failure_rules() -> Checks:
+    good, bad = [], []
+    for entry in entry_points(group=GROUP):
+        try:
+            entry.load()
+            good.append(entry.name)
+        except Exception as error:
+            bad.append(f"{entry.name} ({_said(error)})")
+    if bad:
+        yield Check(
+            "failure_rules",
+            WARN,
+            f"Cannot be loaded: {', '.join(bad)}",
+            "Their vendors' errors are judged by the built-in rules, which may call in doubt what waiting would mend.",
+            f"Mend the entry points of group {GROUP}, or uninstall their packages.",
+        )
+    else:
+        found = ", ".join(good) or "Only the built-in ones"
+        yield Check("failure_rules", OK, found, "Vendors' errors are judged by them.")
 
 
 # -- Redis and Airflow -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_runguard.core.record import Call, CallState, Effect, Event, FailureClass, Identity, Record, State
+from airflow_runguard.core.record import Call, CallState, Effect, Event, Failure, FailureClass, Identity, Record, State
 
 OPEN = (CallState.STARTED, CallState.IN_DOUBT)
 
@@ -259,6 +259,25 @@ _OBSERVED = {
     "observed_failed": "ended in an error",
     "observed_skipped": "skipped itself",
 }
+
+
+def decided(failure: Failure, *, reads: bool = False) -> str:
+    """What becomes of a call that ends like this."""
+    if failure.effect is Effect.UNKNOWN:
+        again = (
+            f" (where repeating is declared safe: after {failure.resume_after:,.0f} s)"
+            if failure.pausable and failure.resume_after is not None
+            else ""
+        )
+        return f"In doubt: nobody knows whether it happened. It is not sent again blindly{again}."
+    if failure.pausable:
+        wait = max(failure.resume_after or 0.0, failure.floor or 0.0)
+        told = "the vendor says" if failure.resume_after is not None else "no wait is said, so at least"
+        return f"Paused: it did not happen, and waiting mends it ({told} {wait:,.0f} s)."
+    if failure.needs_person:
+        return "Failed: it did not happen, and neither waiting nor retrying mends it. A person must act."
+    harmless = "it only reads" if reads else "it did not happen"
+    return f"Failed: {harmless}, so the next try may do it."
 
 
 def _plain(word: Any) -> str:

@@ -99,7 +99,6 @@ def attend(ledger: Ledger) -> None:
             if asked["state"] == "in_doubt" and asked["generation"] == asked["generation_now"]:
                 _hear(ledger, asked, session)
             elif _wake(asked["ti_id"], session):
-                log.info("%s/%s was settled; its parked task goes on.", asked["namespace"], asked["key"])
                 ledger.close_question(asked["ti_id"])
 
 
@@ -149,4 +148,5 @@ def _wake(ti_id: str, session: Any) -> bool:
         form.responded_at, form.chosen_options = datetime.now(UTC), []
     woken = TriggerEvent(WOKEN)  # type: ignore[no-untyped-call]
     handle_event_submit(woken, task_instance=ti, session=session)
+    log.info("%s was settled elsewhere; it goes on.", ti)
     return True

@@ -6,6 +6,7 @@ whoever takes it first (the triggerer's caretaker, ``airflow runguard sweep``), 
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def send(ledger: Ledger, notifiers: Sequence[RunGuardNotifier], actor: str) -> i
         try:
             for one in notifiers:
                 if one.kinds is None or row["kind"] in one.kinds:
-                    one.notifier({"runguard": said})
+                    copy.copy(one.notifier)({"runguard": said})  # its templates are rendered in place
         except Exception as error:
             log.exception("A notice (%s) could not be sent; it is tried again.", said["title"])
             ledger.notice_sent(row["id"], f"{type(error).__name__}: {error}")

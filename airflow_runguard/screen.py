@@ -144,6 +144,14 @@ def doctor(data: Data) -> str:
     return "\n".join((*lines, "", data["said"]))
 
 
+def classified(data: Data) -> str:
+    rule = data["rule"]
+    by = [f"Rule {rule['name']}: {rule['says']}.", f"Source: {rule['source']}"] if rule else ["No rule knows it."]
+    shown = ("failure_class", "effect", "pausable", "resume_after", "floor", "needs_person", "final")
+    facts = [f"  {name:<14}{data[name]}" for name in shown if data[name] not in (None, False)]
+    return "\n".join((data["said"], "", *facts, "", *by, f"Seen: {data['evidence']}"))
+
+
 def _commands(commands: Mapping[str, str]) -> list[str]:
     return [line for true, typed in commands.items() for line in (f"  {true}:", f"    {typed}")]
 
@@ -184,4 +192,5 @@ PICTURES: Mapping[str, Callable[[Data], str]] = {
     "quota list": gates,
     "quota show": gate,
     "freezes": freezes,
+    "classify": classified,
 }

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError
-from airflow_runguard.core.failures import classify
+from airflow_runguard.core.failures import classify, hidden_retries
 from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Written
 from airflow_runguard.core.work import (
     BODY,
@@ -34,6 +35,8 @@ from airflow_runguard.core.work import (
 from airflow_runguard.core.writer import Answer, Writer
 
 T = TypeVar("T")
+
+log = logging.getLogger("airflow_runguard")
 
 ASYNC_CALL = "For an async function use `await guard.acall(…)`."
 WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
@@ -288,7 +291,11 @@ class GuardContext:
         if isinstance(value, BaseException):  # P9
             self._failed(name, value).result()
             raise value
-        return self._booked(Outcome(name, result=dumped(self._work, value)))
+        booked = self._booked(Outcome(name, result=dumped(self._work, value)))
+        if repeated := hidden_retries(value):
+            with suppress(OSError):  # the pipe of a killed supervisor: what is booked is booked
+                log.warning("More than one request left inside call %r: %s", name, repeated)
+        return booked
 
     def _booked(self, outcome: Outcome) -> Answer[Written]:
         answer = self._writer.outcome(outcome)

@@ -58,9 +58,9 @@ from airflow_runguard.core.rows import (
     place_parameters,
     record_of,
     replay_of,
-    replay_parameters,
     result_of,
     settlement_parameters,
+    speaks_for_body,
     word_of,
 )
 from airflow_runguard.core.series import Before, Place
@@ -116,9 +116,6 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
-        done = self._all("replay", replay_parameters(order))
-        if done:
-            return replay_of(order.identity, done[0])
         if order.place is None:
             row: Mapping[str, Any] = self._one("claim", claim_parameters(order, holder))
         else:
@@ -179,12 +176,13 @@ class Ledger:
             "lease": order.lease,
             "max_call_time": order.max_call_time,
             "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
-            "i_name": [name for name, _ in intents],
-            "i_intent": [clean(intent) for _, intent in intents],
+            "i_name": [name for name, _ in intents] or None,
+            "i_intent": [clean(intent) for _, intent in intents] or None,
             "hand_over": hand_over,
             **pause_parameters(order),
+            "body_done": speaks_for_body(settlement, outcomes),
         }
-        parameters.update(outcome_parameters(outcomes))
+        parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
         parameters.update(settlement_parameters(settlement))
         answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)
@@ -633,20 +631,31 @@ def _claim_in_turn(connection: psycopg.Connection[DictRow], order: Order, holder
     """The claim of a record of a series, and its turn and place there, in the transaction that the caller ends."""
     assert order.place is not None
     place = place_parameters(order.place, order.identity, str(holder))
-    if order.place.waits:
-        (turn,) = _sent(connection, "take_turn", place)
-        if turn["verdict"] != "go":
-            return {**turn, "verdict": Verdict.PREVIOUS, "so": turn["verdict"]}
-    with connection.transaction():  # of its own: undone where the place is another record's
-        (row,) = _sent(connection, "claim", claim_parameters(order, holder))
-        if not row["record_id"]:
-            return row
-        granted = order.place.waits and row["verdict"] == Verdict.RUN
-        (taken,) = _sent(connection, "take_place", {**place, "record_id": row["record_id"], "waits": granted})
-        if taken["mine"]:
-            return row
-        raise psycopg.Rollback
-    return {**row, "verdict": Verdict.REFUSED, "reason": "place"}
+    while True:
+        may_run = True
+        if order.place.waits:
+            (turn,) = _sent(connection, "take_turn", place)
+            if turn["verdict"] != "go":
+                return {**turn, "verdict": Verdict.PREVIOUS, "so": turn["verdict"]}
+            may_run = turn["standing"] != "replay"
+        refused = ""
+        with connection.transaction():  # of its own: undone where it may not stand
+            (row,) = _sent(connection, "claim", claim_parameters(order, holder))
+            runs = row["verdict"] == Verdict.RUN
+            if not row["record_id"]:
+                return row
+            elif runs and not may_run:  # it was done, and a person reopened it since: look again
+                refused = "again"
+                raise psycopg.Rollback
+            (taken,) = _sent(
+                connection, "take_place", {**place, "record_id": row["record_id"], "waits": order.place.waits and runs}
+            )
+            if taken["mine"]:
+                return row
+            refused = "place"
+            raise psycopg.Rollback
+        if refused == "place":
+            return {**row, "verdict": Verdict.REFUSED, "reason": "place"}
 
 
 def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:

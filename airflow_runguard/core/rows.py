@@ -7,7 +7,7 @@ data that PostgreSQL would refuse is cleaned, so that it never tears an outcome 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -57,19 +57,13 @@ def outcome_state(failure: Failure | None) -> CallState:
     return CallState.FAILED
 
 
-def replay_parameters(order: Order) -> dict[str, Any]:
+def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
     return {
         "deployment": order.identity.deployment,
         "namespace": order.identity.namespace,
         "key": order.identity.key,
         "payload_version": order.payload.version,
         "payload_digest": order.payload.digest,
-    }
-
-
-def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
-    return {
-        **replay_parameters(order),
         "payload_fields": json.dumps(dict(order.payload.fields), sort_keys=True),
         "payload_readable": clean(json.dumps(dict(order.payload.readable), sort_keys=True, default=str)),
         "calls": order.calls,
@@ -170,8 +164,20 @@ def observe_parameters(
     }
 
 
-def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
+def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) -> bool:
+    """Whether the settlement says all that the one outcome says: the body is one call, and it is done."""
+    return (
+        settlement is not None
+        and settlement.state is State.DONE
+        and len(outcomes) == 1
+        and outcomes[0] == Outcome("body", result=settlement.result, error=settlement.error)
+    )
+
+
+def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | None]:
     columns = ("name", "state", "class", "effect", "final", "resume_after", "error", "evidence", "result", "missing")
+    if not outcomes:  # an empty list costs more to send than none
+        return dict.fromkeys(f"o_{column}" for column in columns)
     values: dict[str, list[Any]] = {f"o_{column}": [] for column in columns}
     for outcome in outcomes:
         failure, result = outcome.failure, outcome.result
@@ -189,7 +195,7 @@ def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
         )
         for column, value in zip(columns, row, strict=True):
             values[f"o_{column}"].append(value)
-    return values
+    return {**values}
 
 
 def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:

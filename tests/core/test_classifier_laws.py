@@ -84,7 +84,7 @@ FIELD: list[tuple[str, BaseException, set[str], bool, float | None, Effect]] = [
     ("conflict with an earlier attempt", http_error(409), {"processing"}, False, None, UNKNOWN),
     ("decline", http_error(402), {"validation"}, False, None, NOT_APPLIED),
     ("unavailable without a hint", http_error(503), {"processing"}, False, None, UNKNOWN),
-    ("unavailable with a hint", http_error(503, {"Retry-After": "120"}), {"processing"}, False, 120, UNKNOWN),
+    ("unavailable with a hint", http_error(503, {"Retry-After": "120"}), {"processing"}, True, 120, UNKNOWN),
     (
         "date against the vendor's clock",
         http_error(429, {"Retry-After": "Tue, 10 Mar 2026 12:12:30 GMT", "Date": "Tue, 10 Mar 2026 12:10:00 GMT"}),
@@ -341,10 +341,11 @@ def test_p03_a_request_that_may_have_left_is_never_called_not_applied(error: Bas
 @given(chains(OPEN + PROVEN + SILENT))
 def test_p03_the_axes_never_contradict_each_other(error: BaseException) -> None:
     failure = classify(error)
-    if failure.pausable or failure.final or failure.needs_person:
+    if failure.final or failure.needs_person:
         assert failure.effect is NOT_APPLIED
     if failure.pausable:
         assert failure.failure_class is FailureClass.QUOTA
+        assert not failure.needs_person
     assert classify(error, effect_kind="read").effect is NOT_APPLIED
 
 

@@ -1,148 +1,262 @@
-"""The one classifier: what an error means, and what it says about the effect.
+"""The one classifier: what an error or an answer means, and what it says about the effect.
 
 Nothing else in this package looks for a status code, the word "quota" or a vendor's code. ``rule.py`` is the form of a
-rule and ``http.py`` the general family; a vendor's family is one more file of rules in :data:`FAMILIES`, before the
-general one. ``evidence.py`` reads exceptions, ``attempts.py`` what the client did before, ``reading.py`` is how. Kept
-here: the law that combines what single errors say. Of a write, ``not_applied`` is said only if every attempt that the
-client made is proven not to have had an effect.
+rule, ``families/`` holds the rules as data, a file a vendor, and ``book.py`` finds the one that counts.
+``evidence.py`` walks exceptions, ``answer.py`` reads one answer, ``waits.py`` how long it asks to wait, ``attempts.py``
+what the client did before, ``results.py`` values that look like a success. Kept here: the law that combines what single
+errors say. Of a write, ``not_applied`` is said only if every attempt that the client made is proven not to have had an
+effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 
-from airflow_runguard.core.failures import evidence, http
+from airflow_runguard.core.failures import evidence, results
+from airflow_runguard.core.failures.answer import RESPONSE, Answer
+from airflow_runguard.core.failures.attempts import SWITCHES, attempts_before
+from airflow_runguard.core.failures.book import Book, installed, with_rules
 from airflow_runguard.core.failures.evidence import Sighting, Via
-from airflow_runguard.core.failures.reading import type_key
-from airflow_runguard.core.failures.rule import Rule
+from airflow_runguard.core.failures.families import FAMILIES
+from airflow_runguard.core.failures.reading import gather, type_key
+from airflow_runguard.core.failures.rule import Family, Rule
+from airflow_runguard.core.failures.waits import is_exhausted, wait_seconds
 from airflow_runguard.core.record import Effect, Failure, FailureClass
 
-__all__ = ["classify"]
+__all__ = [
+    "FAMILIES",
+    "RULES",
+    "SWITCHES",
+    "Decision",
+    "Failure",
+    "Family",
+    "Rule",
+    "classify",
+    "classify_result",
+    "decide",
+    "hidden_retries",
+]
 
-# In the order in which they are asked; the general family last.
-FAMILIES: tuple[tuple[Rule, ...], ...] = (http.RULES,)
-RULES: tuple[Rule, ...] = tuple(rule for family in FAMILIES for rule in family)
+RULES: tuple[Rule, ...] = tuple(rule for family in FAMILIES for rule in family.rules)
 
+MIN_FLOOR = 1.0
+"""Seconds. A vendor's wait that is shorter, or over already, would only storm it."""
+LONG_WAIT = 7 * 86_400.0
 _MAX_EVIDENCE = 1_000
 _CONTEXT_ONLY = (
     "it was only being handled when the outer error was raised, which may have come later: write `raise … from error`"
 )
 
 
-def classify(error: BaseException, *, effect_kind: str = "write", now: datetime | None = None) -> Failure:
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was decided, and by which rule; ``rule`` is ``None`` where none knows the error."""
+
+    failure: Failure
+    rule: Rule | None = None
+
+
+def classify(
+    error: BaseException,
+    *,
+    effect_kind: str = "write",
+    now: datetime | None = None,
+    rules: Iterable[Rule | Family] = (),
+) -> Failure:
     """Say what an error means. Never raises, calls nobody, changes nothing.
 
     The answer's ``effect`` covers every attempt that the client library made and every error around this one. Where
-    anything stays unproven it is ``unknown``, and then the failure is neither pausable nor final, whatever else is
-    known. A read has no effect, so whatever happened to it is ``not_applied``.
+    anything stays unproven it is ``unknown``, whatever else is known, and then nothing may be sent again by itself. A
+    read has no effect, so whatever happened to it is ``not_applied``.
 
     :param error: what the call raised.
     :param effect_kind: ``"read"`` where repeating the call is harmless by nature; anything else is a write.
     :param now: the time to count a vendor's date against where the response has no ``Date`` of its own.
+    :param rules: rules or families of one's own, asked before all others.
     """
+    return decide(error, effect_kind=effect_kind, now=now, rules=rules).failure
+
+
+def classify_result(
+    value: object,
+    *,
+    now: datetime | None = None,
+    may_be_empty: bool = False,
+    rules: Iterable[Rule | Family] = (),
+) -> Failure | None:
+    """Say what is wrong with a value that came back like a success; ``None`` where nothing is. Never raises.
+
+    Finds errors inside HTTP 200 (GraphQL, bulk answers, ``$batch``, unprocessed items), a response that was not
+    checked, an exception that was returned, and an empty result. Of a bulk answer of which a part was done, the effect
+    is ``unknown`` for the whole; ask it of each item to settle them one by one.
+
+    :param may_be_empty: ``None``, ``""``, ``[]`` and ``{}`` are results as good as others; ``0`` and ``False`` always
+        are.
+    """
+    try:
+        book = with_rules(tuple(rules)) if rules else installed()
+        found = results.read_result(value, may_be_empty=may_be_empty)
+        return None if found is None else _of_result(found, book, now)
+    except Exception as trouble:
+        return _unreadable("result", trouble, writes=True).failure
+
+
+def decide(
+    error: BaseException,
+    *,
+    effect_kind: str = "write",
+    now: datetime | None = None,
+    rules: Iterable[Rule | Family] = (),
+) -> Decision:
+    """:func:`classify`, with the rule that decided."""
     writes = effect_kind != "read"
     try:
-        return _classify(error, writes, now)
+        book = with_rules(tuple(rules)) if rules else installed()
+        return _Case(error, book, now).decide(writes)
     except Exception as trouble:
-        return Failure(
-            FailureClass.UNKNOWN,
-            Effect.UNKNOWN if writes else Effect.NOT_APPLIED,
-            evidence=f"the error could not be read ({type_key(type(trouble))} while reading it)",
-        )
+        return _unreadable("error", trouble, writes=writes)
 
 
-def _classify(error: BaseException, writes: bool, now: datetime | None) -> Failure:
-    sightings, complete = evidence.walk(error)
-    rules = _rules(sightings)
-    outermost = sightings[0]
-    voice = _voice(sightings, rules)
-    rule = rules[voice] if voice else None
-    if rule is None or voice is None:
-        return Failure(
-            FailureClass.UNKNOWN,
-            Effect.UNKNOWN if writes else Effect.NOT_APPLIED,
-            evidence=_line(f"no rule knows {outermost.label} (rule unrecognised)", ()),
-        )
+def hidden_retries(value: object) -> str:
+    """What a call's result tells of requests that its client repeated, and the switch that ends it; '' for nothing.
 
-    said = f"{voice.label}: {rule.says} (rule {rule.name})"
-    doubts: list[str] = []
-    # The author who raises NotApplied vouches for everything before it; found further in, it is one voice of several.
-    if not (voice is outermost and "airflow_runguard.NotApplied" in outermost.types):
-        doubts = _doubts(sightings, rules, voice, complete)
-    proven = rule.effect is Effect.NOT_APPLIED and not doubts
-    wait = _wait(sightings, voice, now) if rule.pausable else None
-    harmless = proven or not writes
-    return Failure(
-        rule.failure_class,
-        Effect.NOT_APPLIED if harmless else Effect.UNKNOWN,
-        pausable=rule.pausable and harmless and (wait is not None or not rule.when_told),
-        resume_after=wait,
-        needs_person=rule.needs_person and harmless,
-        final=rule.final and proven,
-        evidence=_line(said, doubts if writes else ()),
-    )
+    Reads responses and botocore's answers, which keep count; other results keep none. Never raises.
+    """
+    try:
+        made = attempts_before(frozenset(), {"response": value}, gather(value, RESPONSE), answered=False)
+        told = [
+            *made.unproven,
+            *(f"a request before it ended with {type_key(type(error))}" for error in made.errors),
+            *(f"a request before it was answered with HTTP {status}" for status in made.statuses),
+        ]
+        return "; ".join(told)[:_MAX_EVIDENCE]
+    except Exception:
+        return ""
 
 
-@lru_cache(maxsize=4_096)
-def _first_rule(types: frozenset[str], status: int | None) -> Rule | None:
-    return next((rule for rule in RULES if rule.matches(types, status)), None)
+def _unreadable(what: str, trouble: Exception, *, writes: bool) -> Decision:
+    effect = Effect.UNKNOWN if writes else Effect.NOT_APPLIED
+    said = f"the {what} could not be read ({type_key(type(trouble))} while reading it)"
+    return Decision(Failure(FailureClass.UNKNOWN, effect, evidence=said))
 
 
-def _rules(sightings: list[Sighting]) -> dict[Sighting, Rule]:
-    """Which rule each error falls under; errors that another one explains are left out."""
-    rules: dict[Sighting, Rule] = {}
-    covered: set[Sighting] = set()
-    speaking: set[Sighting] = set()
-    for sighting in sightings:
-        parent = sighting.parent
-        if parent is not None and sighting.via in (Via.CAUSE, Via.MEMBER) and sighting.is_operating_system:
-            above = rules.get(parent)
-            if parent in covered or (above is not None and above.names_phase):
-                covered.add(sighting)
-                continue
-        rule = _first_rule(sighting.types, sighting.status)
-        if rule is not None:
-            rules[sighting] = rule
-    # Inside out: a wrapper's word is dropped where something beneath it has spoken.
-    for sighting in reversed(sightings):
-        rule_here = rules.get(sighting)
-        if rule_here is not None and rule_here.wrapper and sighting in speaking:
-            del rules[sighting]
-        if (
-            (rule_here is not None or sighting in speaking)
-            and sighting.parent
-            and sighting.via in (Via.CAUSE, Via.MEMBER)
-        ):
-            speaking.add(sighting.parent)
-    return rules
+class _Case:
+    """One error with all that is around it, while it is judged."""
 
+    def __init__(self, error: BaseException, book: Book, now: datetime | None) -> None:
+        self.book = book
+        self.sightings, self.complete = evidence.walk(error)
+        self.now = now
+        self.waits: dict[Sighting, float | None] = {}
+        self.rules = self._rules()
+        self.voice = self._voice()
 
-def _voice(sightings: list[Sighting], rules: dict[Sighting, Rule]) -> Sighting | None:
-    """The error whose rule names the failure: the outermost that speaks for the whole, else the outermost at all."""
-    speaking = [sighting for sighting in sightings if sighting in rules]
-    return next((sighting for sighting in speaking if sighting.spoken_for), speaking[0] if speaking else None)
+    def decide(self, writes: bool) -> Decision:
+        outermost, voice = self.sightings[0], self.voice
+        if voice is None:
+            return Decision(
+                Failure(
+                    FailureClass.UNKNOWN,
+                    Effect.UNKNOWN if writes else Effect.NOT_APPLIED,
+                    evidence=_line(f"no rule knows {outermost.label} (rule unrecognised)", ()),
+                )
+            )
+        rule = self.rules[voice]
+        doubts: list[str] = []
+        # The author who raises NotApplied vouches for everything before it; further in, it is one voice of several.
+        if not (voice is outermost and "airflow_runguard.NotApplied" in outermost.types):
+            doubts = self._doubts(voice)
+        wait = self._wait(voice) if rule.pausable else None
+        return Decision(_judge(rule, voice.label, wait, doubts, writes), rule)
 
+    def _first(self, sighting: Sighting) -> Rule | None:
+        def told() -> bool:
+            return self._waits(sighting) is not None or is_exhausted(sighting.answer.headers)
 
-def _doubts(sightings: list[Sighting], rules: dict[Sighting, Rule], voice: Sighting, complete: bool) -> list[str]:
-    """Every reason why the voice's word does not hold for the whole call."""
-    doubts = [] if voice.spoken_for else [_CONTEXT_ONLY]
-    if not complete:
-        doubts.append(f"there are more than {evidence.MAX_ERRORS} errors around it, not all were read")
-    silent = _silent(sightings, rules)
-    for sighting in sightings:
-        rule = rules.get(sighting)
-        if sighting is not voice and rule is not None and rule.effect is not Effect.NOT_APPLIED:
-            doubts.append(f"{_PLACE[sighting.via]} {sighting.label}: {rule.says} (rule {rule.name})")
-        if sighting in silent:
-            doubts.append(f"{_PLACE[sighting.via]} {sighting.label}, which no rule knows")
-        doubts.extend(sighting.attempts.unproven)
-        for status in sighting.attempts.statuses:
-            answered = _first_rule(frozenset(), status)
-            if answered is None or answered.effect is not Effect.NOT_APPLIED:
-                doubts.append(f"an earlier attempt or redirect was answered with HTTP {status}")
-    return list(dict.fromkeys(doubts))
+        return self.book.first(sighting.types, sighting.answer, told)
+
+    def _waits(self, sighting: Sighting) -> float | None:
+        if sighting not in self.waits:
+            self.waits[sighting] = wait_seconds(sighting.answer, sighting.have, self.now)
+        return self.waits[sighting]
+
+    def _rules(self) -> dict[Sighting, Rule]:
+        """Which rule each error falls under; errors that another one explains are left out."""
+        rules: dict[Sighting, Rule] = {}
+        covered: set[Sighting] = set()
+        speaking: set[Sighting] = set()
+        for sighting in self.sightings:
+            parent = sighting.parent
+            if parent is not None and sighting.via in (Via.CAUSE, Via.MEMBER) and sighting.is_operating_system:
+                above = rules.get(parent)
+                if parent in covered or (above is not None and above.names_phase):
+                    covered.add(sighting)
+                    continue
+            rule = self._first(sighting)
+            if rule is not None:
+                rules[sighting] = rule
+        # Inside out: a wrapper's word is dropped where something beneath it has spoken.
+        for sighting in reversed(self.sightings):
+            here = rules.get(sighting)
+            if here is not None and here.wrapper and sighting in speaking:
+                del rules[sighting]
+            heard = here is not None or sighting in speaking
+            if heard and sighting.parent and sighting.via in (Via.CAUSE, Via.MEMBER):
+                speaking.add(sighting.parent)
+        return rules
+
+    def _voice(self) -> Sighting | None:
+        """The error whose rule names the failure: the outermost that speaks for the whole, else the outermost."""
+        speaking = [sighting for sighting in self.sightings if sighting in self.rules]
+        first = speaking[0] if speaking else None
+        return next((sighting for sighting in speaking if sighting.spoken_for), first)
+
+    def _doubts(self, voice: Sighting) -> list[str]:
+        """Every reason why the voice's word does not hold for the whole call."""
+        doubts = [] if voice.spoken_for else [_CONTEXT_ONLY]
+        if not self.complete:
+            doubts.append(f"there are more than {evidence.MAX_ERRORS} errors around it, not all were read")
+        silent = self._silent()
+        for sighting in self.sightings:
+            rule = self.rules.get(sighting)
+            if sighting is not voice and rule is not None and rule.effect is not Effect.NOT_APPLIED:
+                doubts.append(f"{_PLACE[sighting.via]} {sighting.label}: {rule.says} (rule {rule.name})")
+            if sighting in silent:
+                doubts.append(f"{_PLACE[sighting.via]} {sighting.label}, which no rule knows")
+            doubts.extend(sighting.attempts.unproven)
+            for status in sighting.attempts.statuses:
+                answered = self.book.first(frozenset(), Answer(status))
+                if answered is None or answered.effect is not Effect.NOT_APPLIED:
+                    doubts.append(f"an earlier attempt or redirect was answered with HTTP {status}")
+        return list(dict.fromkeys(doubts))
+
+    def _silent(self) -> set[Sighting]:
+        """Grouped errors and earlier attempts of which neither they nor their causes say anything."""
+        heard: set[Sighting] = set()
+        silent: set[Sighting] = set()
+        for sighting in reversed(self.sightings):
+            if sighting in self.rules or sighting in heard or self._explained(sighting):
+                if sighting.parent is not None and sighting.via in (Via.CAUSE, Via.MEMBER):
+                    heard.add(sighting.parent)
+            elif sighting.via in (Via.MEMBER, Via.ATTEMPT):
+                silent.add(sighting)
+        return silent
+
+    def _explained(self, sighting: Sighting) -> bool:
+        """Whether an error further out names the phase, so that this operating system error need not speak."""
+        step: Sighting | None = sighting
+        while step is not None and step.is_operating_system and step.via in (Via.CAUSE, Via.MEMBER):
+            step = step.parent
+            if step is not None and step in self.rules and self.rules[step].names_phase:
+                return True
+        return False
+
+    def _wait(self, voice: Sighting) -> float | None:
+        """The vendor's wait: from the voice itself, else from an error around it that carries the same answer."""
+        same = (other for other in self.sightings if other.status == voice.status and other is not voice)
+        return next((wait for s in (voice, *same) if (wait := self._waits(s)) is not None), None)
 
 
 _PLACE = {
@@ -154,37 +268,74 @@ _PLACE = {
 }
 
 
-def _silent(sightings: list[Sighting], rules: dict[Sighting, Rule]) -> set[Sighting]:
-    """Grouped errors and earlier attempts of which neither they nor their causes say anything."""
-    heard: set[Sighting] = set()
-    silent: set[Sighting] = set()
-    for sighting in reversed(sightings):
-        if sighting in rules or sighting in heard or _explained(sighting, rules):
-            if sighting.parent is not None and sighting.via in (Via.CAUSE, Via.MEMBER):
-                heard.add(sighting.parent)
-        elif sighting.via in (Via.MEMBER, Via.ATTEMPT):
-            silent.add(sighting)
-    return silent
+def _judge(rule: Rule, label: str, wait: float | None, doubts: list[str], writes: bool) -> Failure:
+    """One rule's word, and what the doubts leave of it."""
+    proven = rule.effect is Effect.NOT_APPLIED and not doubts
+    harmless = proven or not writes
+    # A vendor that leaves the effect open and still says when to come back has said that waiting mends it. Whoever acts
+    # on it looks at the effect first; a doubt about other attempts is nothing that waiting mends.
+    waits = rule.pausable and (wait is not None or not rule.when_told)
+    pausable = waits and (harmless or (rule.effect is Effect.UNKNOWN and not doubts))
+    said = f"{label}: {rule.says} (rule {rule.name})"
+    notes = list(doubts) if writes else []
+    if pausable and wait is not None and wait > LONG_WAIT:
+        notes.append(f"it asks for a wait of {wait / 86_400:,.0f} days, which the longest pause allowed cuts short")
+    return Failure(
+        rule.failure_class,
+        Effect.NOT_APPLIED if harmless else Effect.UNKNOWN,
+        pausable=pausable,
+        resume_after=wait,
+        floor=max(rule.floor or 0.0, MIN_FLOOR) if pausable else None,
+        needs_person=rule.needs_person and harmless,
+        final=rule.final and proven,
+        evidence=_line(said, notes),
+    )
 
 
-def _explained(sighting: Sighting, rules: dict[Sighting, Rule]) -> bool:
-    """Whether an error further out names the phase, so that this operating system error need not speak."""
-    step: Sighting | None = sighting
-    while step is not None and step.is_operating_system and step.via in (Via.CAUSE, Via.MEMBER):
-        step = step.parent
-        if step is not None and step in rules and rules[step].names_phase:
-            return True
-    return False
+def _of_result(found: results.Found, book: Book, now: datetime | None) -> Failure:
+    """The worst of what stands in a result: doubt before waiting, waiting before a refusal."""
+    if found.error is not None:
+        return _Case(found.error, book, now).decide(writes=True).failure
+    judged: list[Failure] = []
+    for fault in found.faults:
+        if fault.error is not None:
+            judged.append(_Case(fault.error, book, now).decide(writes=True).failure)
+            continue
+        wait = wait_seconds(fault.answer, {}, now)
+        told = wait is not None or is_exhausted(fault.answer.headers)
+        rule = book.first(frozenset(), fault.answer, lambda told=told: told)  # type: ignore[misc]
+        if rule is None or (rule.statuses and rule.effect is Effect.UNKNOWN and (fault.answer.status or 0) < 400):
+            rule = fault.otherwise
+        if rule.pausable and fault.never:
+            rule = results.NEVER
+        judged.append(_judge(rule, fault.label, wait if rule.pausable else None, [], writes=True))
+    return _worst(judged, found)
 
 
-def _wait(sightings: list[Sighting], voice: Sighting, now: datetime | None) -> float | None:
-    """The vendor's wait: from the voice itself, else from an error around it that carries the same answer."""
-    same = (other for other in sightings if other.status == voice.status and other is not voice)
-    for sighting in (voice, *same):
-        wait = evidence.wait_seconds(sighting.error, now)
-        if wait is not None:
-            return wait
-    return None
+def _worst(judged: list[Failure], found: results.Found) -> Failure:
+    order = (FailureClass.QUOTA, FailureClass.TIMEOUT, FailureClass.UNKNOWN, FailureClass.PROCESSING)
+    unknown = any(failure.effect is not Effect.NOT_APPLIED for failure in judged) or found.done > 0
+    pausing = [failure for failure in judged if failure.pausable]
+    classes = [failure.failure_class for failure in pausing or judged]
+    first = next((kind for kind in order if kind in classes), classes[0])
+    chosen = next(failure for failure in pausing or judged if failure.failure_class is first)
+    waits = [failure.resume_after for failure in pausing if failure.resume_after is not None]
+    floors = [failure.floor for failure in pausing if failure.floor is not None]
+    notes = []
+    if len(judged) > 1 or found.done:
+        notes.append(f"of {len(judged) + found.done} items {found.done} were done and {len(judged)} were not")
+    if found.partial:
+        notes.append(found.partial)
+    return Failure(
+        chosen.failure_class,
+        Effect.UNKNOWN if unknown or found.partial else Effect.NOT_APPLIED,
+        pausable=bool(pausing),
+        resume_after=max(waits, default=None),
+        floor=max(floors, default=None),
+        needs_person=not (unknown or found.partial or pausing) and any(failure.needs_person for failure in judged),
+        final=not (unknown or found.partial) and all(failure.final for failure in judged),
+        evidence=_line(chosen.evidence, notes),
+    )
 
 
 def _line(said: str, doubts: Iterable[str]) -> str:

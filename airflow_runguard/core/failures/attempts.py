@@ -7,13 +7,23 @@ does not is reported as unproven, never left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import TracebackType
 from typing import Any
 
-from airflow_runguard.core.failures.reading import integer, item, read, response_status, sequence, text
+from airflow_runguard.core.failures.reading import (
+    errors,
+    integer,
+    is_mapping,
+    item,
+    read,
+    response_status,
+    sequence,
+    text,
+    type_key,
+)
 
 MAX_FRAMES = 2_000
 
@@ -24,17 +34,32 @@ SWITCHES: Mapping[str, str] = {
     "anthropic": "set max_retries=0",
     "botocore": "set Config(retries={'total_max_attempts': 1})",
     "openai": "set max_retries=0",
+    "azure": "set retry_total=0",
+    "databricks": "set Config(retry_timeout_seconds=0) and repeat nothing else",
+    "elasticsearch": "set max_retries=0",
+    "google": "set retry=None",
+    "googleapiclient": "set num_retries=0",
+    "opensearchpy": "set max_retries=0",
     "redirect": "set allow_redirects=False (requests, aiohttp), follow_redirects=False (httpx) or redirect=False",
+    "slack_sdk": "set retry_handlers=[]",
+    "stripe": "set max_network_retries=0",
     "tenacity": "use stop_after_attempt(1) or take the decorator away",
     "urllib3": "set retries=False (requests: max_retries=0)",
 }
 
-# Clients that repeat requests by themselves and leave no trace that is read here.
-_UNREAD_RETRIES: Mapping[str, str] = {
-    "azure": "set retry_total=0",
-    "google": "set retry=None",
-    "googleapiclient": "set num_retries=0",
+# Clients that repeat requests unless they are told not to, and whose errors do not say whether they did. What their
+# frames say of the setting counts; where the frames say nothing, nothing is proven. Package of the frames → client.
+_BY_THEMSELVES: Mapping[str, str] = {
+    "azure": "azure",
+    "databricks": "databricks",
+    "elastic_transport": "elasticsearch",
+    "elasticsearch": "elasticsearch",
+    "opensearchpy": "opensearchpy",
+    "slack_sdk": "slack_sdk",
+    "stripe": "stripe",
 }
+# What a process pool leaves of a traceback: its text. An error with this cause came from a real client, elsewhere.
+_LOST_FRAMES = frozenset({"concurrent._RemoteTraceback", "multiprocessing.RemoteTraceback"})
 
 
 @dataclass(slots=True)
@@ -56,11 +81,18 @@ class Attempts:
                 f"{client} made {number} hidden retr{plural}, which nothing proves harmless: {SWITCHES[client]}"
             )
 
+    def allowed(self, retries: object, client: str) -> None:
+        """Take in how many retries a client was allowed, where it does not say how many it made."""
+        if integer(retries) != 0:
+            self.unproven.append(
+                f"{client} repeats requests by itself and does not say whether it did: {SWITCHES[client]}"
+            )
+
     def history(self, entries: object, client: str) -> None:
         """Take in a client's list of earlier answers and errors."""
         for entry in sequence(entries):
             error = read(entry, "error")
-            status = response_status(entry)
+            status = response_status(entry) or response_status(read(entry, "http_response"))
             if isinstance(error, BaseException):
                 self.errors.append(error)
             elif status is not None:
@@ -69,48 +101,67 @@ class Attempts:
                 self.unproven.append(f"{client} keeps an earlier attempt without its outcome: {SWITCHES[client]}")
 
 
-def attempts_before(error: BaseException, types: frozenset[str], *, answered: bool, made_by_hand: bool) -> Attempts:
+def attempts_before(
+    types: frozenset[str],
+    have: Mapping[str, Any],
+    there: Mapping[str, Any],
+    *,
+    answered: bool,
+    made_by_hand: bool = False,
+) -> Attempts:
     """Everything that tells of attempts before this one, and what should tell of them but is not there.
 
     :param types: the error's class and bases, as the rules name them.
+    :param have: what the error has that may tell something. :param there: what its response has.
     :param answered: the error carries a status.
     :param made_by_hand: it was put together without a request, as no client does it: there were no other attempts.
     """
     attempts = Attempts()
-    witnesses = _witnesses(error, attempts)
-    response = read(error, "response")
-    if response is not None:
-        attempts.history(read(response, "history"), "redirect")
-        for retries in (read(response, "raw", "retries"), read(response, "retries")):
-            attempts.history(read(retries, "history"), "urllib3")
+    by_themselves = _by_themselves(types)
+    witnesses: Set[str] = frozenset()
+    if "__traceback__" in have:
+        witnesses = _witnesses(have["__traceback__"], attempts, by_themselves)
+    response = have.get("response")
+    if is_mapping(response):
         retried = item(item(response, "ResponseMetadata"), "RetryAttempts")
-        if retried is not None:
+        if retried is not None and not text(have.get("operation_name")).startswith(_AWS_READS):
             attempts.count(retried, "botocore")
-    retried = item(read(response, "request", "headers"), "x-stainless-retry-count") or item(
-        read(error, "request", "headers"), "x-stainless-retry-count"
-    )
-    if retried is not None:
-        attempts.count(retried, "anthropic" if any(name.startswith("anthropic.") for name in types) else "openai")
+    if "history" in there:
+        attempts.history(there["history"], "redirect")
+    for retries in (read(there["raw"], "retries") if "raw" in there else None, there.get("retries")):
+        if retries is not None:
+            attempts.history(read(retries, "history"), "urllib3")
+    for request in (there.get("request"), have.get("request")):
+        retried = item(read(request, "headers"), "x-stainless-retry-count") if request is not None else None
+        if retried is not None:
+            attempts.count(retried, "anthropic" if any(name.startswith("anthropic.") for name in types) else "openai")
+            break
     if "tenacity.RetryError" in types:
-        number = integer(read(error, "last_attempt", "attempt_number"))
+        number = integer(read(have.get("last_attempt"), "attempt_number"))
         attempts.count(None if number is None else number - 1, "tenacity")
     if "aiohttp.ClientResponseError" in types:
-        attempts.history(read(error, "history"), "redirect")
-        if "aiohttp" not in witnesses and text(read(error, "request_info", "method")) in ("PUT", "DELETE"):
+        attempts.history(have.get("history"), "redirect")
+        if "aiohttp" not in witnesses and text(read(have.get("request_info"), "method")) in ("PUT", "DELETE"):
             attempts.count(None, "aiohttp")
     if "urllib3.MaxRetryError" in types and "urllib3" not in witnesses and not made_by_hand:
         attempts.count(None, "urllib3")
     if "botocore.ConnectionError" in types and "botocore" not in witnesses:
         attempts.count(None, "botocore")
-    if answered:
-        attempts.unproven.extend(_unread_retries(types))
+    if "errors" in have:
+        attempts.errors.extend(errors(have["errors"]))  # elastic_transport: the attempts before, oldest first
+    if answered and by_themselves and type_key(type(have.get("__cause__"))) in _LOST_FRAMES:
+        for package in sorted(by_themselves):
+            attempts.allowed(None, _BY_THEMSELVES[package])
     return attempts
 
 
 @lru_cache(maxsize=1_024)
-def _unread_retries(types: frozenset[str]) -> tuple[str, ...]:
-    clients = sorted({name.partition(".")[0] for name in types} & _UNREAD_RETRIES.keys())
-    return tuple(f"{client} clients retry by themselves, unseen: {_UNREAD_RETRIES[client]}" for client in clients)
+def _by_themselves(types: frozenset[str]) -> frozenset[str]:
+    return frozenset(_BY_THEMSELVES.keys() & {name.partition(".")[0] for name in types})
+
+
+# AWS names its operations so; none of these changes anything, so that repeating it left nothing behind.
+_AWS_READS = ("Describe", "List", "Head")
 
 
 # Frames of the error's own traceback that know of attempts which the exception does not mention: urllib3 drops its
@@ -168,6 +219,55 @@ def _stainless_request(client: str) -> _Reader:
     return reader
 
 
+def _google_retry(local: Mapping[str, Any], attempts: Attempts) -> None:
+    failed = errors(local.get("error_list"))
+    attempts.errors.extend(failed[:-1])
+
+
+def _googleapiclient(local: Mapping[str, Any], attempts: Attempts) -> None:
+    attempts.allowed(local.get("num_retries"), "googleapiclient")
+
+
+def _azure(local: Mapping[str, Any], attempts: Attempts) -> None:
+    """An operation's frame: what the pipeline's retry policy noted of earlier attempts."""
+    attempts.history(item(read(local.get("pipeline_response"), "context"), "history"), "azure")
+
+
+def _cosmos(local: Mapping[str, Any], attempts: Attempts) -> None:
+    """Cosmos DB repeats after a throttle, which is harmless, and after much else."""
+    for name, policy in local.items():
+        if name.endswith("_policy") and not name.startswith("resourceThrottle") and name != "retry_policy":
+            for counter in ("current_retry_attempt_count", "retry_count", "failover_retry_count"):
+                made = read(policy, counter)
+                if isinstance(made, int) and made > 0:
+                    attempts.count(made, "azure")
+
+
+def _elasticsearch(local: Mapping[str, Any], attempts: Attempts) -> None:
+    client = local.get("self")
+    own = integer(read(client, "_max_retries"))
+    attempts.allowed(read(client, "_transport", "max_retries") if own is None else own, "elasticsearch")
+
+
+def _stripe(local: Mapping[str, Any], attempts: Attempts) -> None:
+    own = item(local.get("options"), "max_network_retries")
+    attempts.allowed(read(local.get("self"), "_options", "max_network_retries") if own is None else own, "stripe")
+
+
+def _stripe_connection(local: Mapping[str, Any], attempts: Attempts) -> None:
+    attempts.count(local.get("num_retries"), "stripe")
+
+
+def _slack(local: Mapping[str, Any], attempts: Attempts) -> None:
+    handlers = read(local.get("self"), "retry_handlers")
+    attempts.allowed(0 if isinstance(handlers, list) and not handlers else None, "slack_sdk")
+
+
+def _databricks(local: Mapping[str, Any], attempts: Attempts) -> None:
+    made = integer(local.get("attempt"))
+    attempts.count(None if made is None else made - 1, "databricks")
+
+
 _WITNESSES: Mapping[str, Mapping[str, _Reader]] = {
     "urlopen": {"urllib3": _urlopen},
     "resolve_redirects": {"requests": _resolve_redirects},
@@ -177,25 +277,50 @@ _WITNESSES: Mapping[str, Mapping[str, _Reader]] = {
     "_send_request": {"botocore": _botocore_request},
     "iter": {"tenacity": _tenacity_iter},
     "_do_request": {"aiohttp_retry": _aiohttp_retry},
-    "request": {"openai": _stainless_request("openai"), "anthropic": _stainless_request("anthropic")},
+    "request": {
+        "openai": _stainless_request("openai"),
+        "anthropic": _stainless_request("anthropic"),
+        "stripe": _stripe,
+    },
+    "request_async": {"stripe": _stripe},
+    "_request_with_retries_internal": {"stripe": _stripe_connection},
+    "request_with_retries_async": {"stripe": _stripe_connection},
+    "retry_target": {"google": _google_retry},
+    "execute": {"googleapiclient": _googleapiclient},
+    "_perform_request": {"elasticsearch": _elasticsearch},
+    "_urllib_api_call": {"slack_sdk": _slack},
+    "wrapper": {"databricks": _databricks},
+    "Execute": {"azure": _cosmos},
+    "ExecuteAsync": {"azure": _cosmos},
 }
 
 
-def _witnesses(error: BaseException, attempts: Attempts) -> set[str]:
-    """Let the frames that know of attempts tell of them; the top packages whose frames were there."""
+def _witnesses(traceback: object, attempts: Attempts, by_themselves: Set[str]) -> set[str]:
+    """Let the frames that know of attempts tell of them; the top packages whose frames were there.
+
+    :param by_themselves: packages of the error that repeat requests unless told not to. Frames of theirs without any
+        that knows of attempts prove nothing.
+    """
     witnesses: set[str] = set()
-    traceback = read(error, "__traceback__")
+    clients: set[str] = set()
     for _ in range(MAX_FRAMES):
         if not isinstance(traceback, TracebackType):
-            return witnesses
+            break
         frame = traceback.tb_frame
         readers = _WITNESSES.get(frame.f_code.co_name)
-        if readers:
+        if readers or by_themselves:
             package = text(frame.f_globals.get("__name__")).partition(".")[0]
-            reader = readers.get(package)
+            reader = readers.get(package) if readers else None
+            if package in by_themselves:
+                clients.add(_BY_THEMSELVES[package])
+                if reader is None and package == "azure" and "pipeline_response" in frame.f_locals:
+                    reader = _azure
             if reader:
                 witnesses.add(package)
                 reader(frame.f_locals, attempts)
         traceback = traceback.tb_next
-    attempts.unproven.append(f"the traceback has more than {MAX_FRAMES:,} frames and was not read to its end")
+    else:
+        attempts.unproven.append(f"the traceback has more than {MAX_FRAMES:,} frames and was not read to its end")
+    for client in sorted(clients - {_BY_THEMSELVES.get(package, package) for package in witnesses}):
+        attempts.allowed(None, client)
     return witnesses

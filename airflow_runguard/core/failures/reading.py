@@ -5,9 +5,10 @@ Only ``Exception`` is caught: a kill or a task's timeout that strikes in here be
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 
 def read(thing: object, *path: str) -> Any:
@@ -20,6 +21,30 @@ def read(thing: object, *path: str) -> Any:
     except Exception:
         return None
     return thing
+
+
+def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
+    """Those of the wanted attributes that the thing has, by its class or by itself, and that can be read.
+
+    Most of a hundred names are on no error; asking for each would be most of the work.
+    """
+    cls: Any = type(thing)
+    listed = _by_class(cls, wanted)
+    with suppress(Exception):  # it has no names of its own, or does not tell them
+        listed = listed | wanted.intersection(vars(thing))
+    found = {}
+    for name in listed:
+        value = read(thing, name)
+        if value is not None:
+            found[name] = value
+    return found
+
+
+@lru_cache(maxsize=4_096)
+def _by_class(cls: Any, wanted: frozenset[str]) -> frozenset[str]:
+    """The wanted names that the class has; all of them where it makes names up."""
+    known = {name for base in cls.__mro__[:-1] for name in vars(base) if isinstance(name, str)}
+    return wanted if "__getattr__" in known else wanted & known
 
 
 def item(mapping: object, key: str) -> Any:
@@ -38,16 +63,16 @@ def text(thing: object) -> str:
         return ""
 
 
+def names(listed: str) -> frozenset[str]:
+    """The words of a list in a source file."""
+    return frozenset(listed.split())
+
+
 # Reading class names is most of the work, and the same few classes come again and again.
-_KNOWN_TYPES: WeakKeyDictionary[type, frozenset[str]] = WeakKeyDictionary()
-
-
-def type_keys(cls: type) -> frozenset[str]:
+@lru_cache(maxsize=4_096)
+def type_keys(cls: Any) -> frozenset[str]:
     """The class and its bases as the rules name them."""
-    keys = _KNOWN_TYPES.get(cls)
-    if keys is None:
-        keys = _KNOWN_TYPES[cls] = frozenset(map(type_key, cls.__mro__))
-    return keys
+    return frozenset(map(type_key, cls.__mro__))
 
 
 def type_key(cls: type) -> str:
@@ -64,6 +89,10 @@ def response_status(response: object) -> int | None:
         if number is not None:
             return number
     return None
+
+
+def is_mapping(thing: object) -> bool:
+    return type(thing) is dict or isinstance(thing, Mapping)
 
 
 def errors(values: object) -> list[BaseException]:

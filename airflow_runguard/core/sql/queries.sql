@@ -1,10 +1,19 @@
 -- The statements that Python sends. A block begins with `-- name:`; parameters are psycopg's %(name)s.
 
--- name: replay
-select * from runguard.replay(%(deployment)s, %(namespace)s, %(key)s, %(payload_version)s::smallint, %(payload_digest)s)
-
 -- name: claim
-select * from runguard.claim(
+-- The common answer to a rerun is a plain look: done, readable, asked for with the payload that it was done with. No row
+-- there means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
+with done as materialized (
+    select clock_timestamp() as now, r.id, r.generation, r.fence, r.store_result, r.result, r.result_missing
+      from runguard.record r
+     where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
+       and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
+       and runguard.broken(r) = '')
+select 'replay' as verdict, null as reason, d.now, d.id as record_id, d.generation, d.fence, null as attempt, null as until,
+       null as holder, d.store_result, d.result, d.result_missing, null as payload_fields, null as reentered
+  from done d
+union all
+select c.* from runguard.claim(
     %(deployment)s, %(namespace)s, %(key)s,
     %(payload_version)s::smallint, %(payload_digest)s, %(payload_fields)s, %(payload_readable)s,
     %(calls)s, %(store_result)s, %(on_doubt)s,
@@ -13,12 +22,13 @@ select * from runguard.claim(
     make_interval(secs => %(lease)s), make_interval(secs => %(max_hold)s), %(max_claims)s::int,
     make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(gate)s, %(rate)s, %(max_pauses)s::int, make_interval(secs => %(max_pause)s),
-    %(partition)s, %(amount)s::numeric, %(currency)s)
+    %(partition)s, %(amount)s::numeric, %(currency)s) c
+ where not exists (select from done)
 
 -- name: write
 select * from runguard.write(
     %(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(nonce)s, make_interval(secs => %(lease)s),
-    %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
+    %(body_done)s, %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
     %(o_resume_after)s::float8[], %(o_error)s::text[], %(o_evidence)s::text[], %(o_result)s::bytea[], %(o_missing)s::text[],
     %(i_name)s::text[], %(i_intent)s::text[], make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(to)s, %(class)s, %(effect)s, %(needs_person)s::boolean, %(resume_after)s::float8,
@@ -103,7 +113,7 @@ select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key
 update runguard.question q set closed_at = clock_timestamp() where q.ti_id = %(ti_id)s returning q.ti_id
 
 -- name: tell
-select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::int, %(kind)s, %(reason)s) as mine
+select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s) as mine
 
 -- name: take_notices
 select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.state, r.error, r.amount, r.currency

@@ -93,7 +93,12 @@ begin
         select * into r from runguard.record k where k.id = v_last;
     end if;
     now := clock_timestamp();
-    if r.id is not null and (r.namespace, r.key) = (p_namespace, p_key) and r.state = 'running' then
+    if exists (select from runguard.record k where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key
+                  and k.state = 'done') then
+        verdict := 'go';                        -- to be given back: that takes no turn
+        standing := 'replay';
+        return;
+    elsif r.id is not null and (r.namespace, r.key) = (p_namespace, p_key) and r.state = 'running' then
         verdict := 'go';                        -- it has the turn: a lost answer, or it comes back from a deferral
         standing := 'running';
         return;

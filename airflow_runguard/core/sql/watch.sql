@@ -85,7 +85,7 @@ begin
     end if;
     insert into runguard.notice (deployment, record_id, generation, kind, reason)
     values (coalesce(r.deployment, (select m.deployment from runguard.meta m)), coalesce(new.record_id, 0),
-            case when new.record_id is null then new.id::integer else coalesce(new.generation, 0) end, v_kind, new.reason)
+            case when new.record_id is null then new.id else coalesce(new.generation, 0) end, v_kind, new.reason)
     on conflict do nothing;
     return null;
 end $$;
@@ -94,7 +94,7 @@ create or replace trigger note after insert on runguard.event for each row
     execute function runguard.note();
 
 create or replace function runguard.tell(
-    p_deployment text, p_record_id bigint, p_generation integer, p_kind text, p_reason text
+    p_deployment text, p_record_id bigint, p_generation bigint, p_kind text, p_reason text
 ) returns boolean language plpgsql as $$
 begin
     perform runguard.pin();

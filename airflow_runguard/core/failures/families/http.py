@@ -1,4 +1,4 @@
-"""The general HTTP family: what transport errors and status codes mean for any vendor.
+"""The general HTTP family: what transport errors, status codes and the usual codes mean for any vendor.
 
 Data only, first match wins, general last. Transport rules stand before status rules, since an exception that carries
 both (a proxy's refusal of a tunnel) is told apart by its class. A write is ``not_applied`` only where the request
@@ -7,7 +7,7 @@ provably never left, or where the vendor answered that it did not do it; everyth
 
 from __future__ import annotations
 
-from airflow_runguard.core.failures.rule import Rule
+from airflow_runguard.core.failures.rule import Family, Rule, cap, daily, prose, rate, refused, words
 from airflow_runguard.core.record import Effect, FailureClass
 
 RFC9110 = "https://www.rfc-editor.org/rfc/rfc9110"
@@ -21,14 +21,6 @@ def _httpx(*names: str) -> frozenset[str]:
 
 
 NEVER_LEFT: tuple[Rule, ...] = (
-    Rule(
-        name="not-applied-by-author",
-        source="airflow_runguard.NotApplied",
-        says="the author of the function says that the effect has not happened",
-        failure_class=FailureClass.PROCESSING,
-        effect=Effect.NOT_APPLIED,
-        types=frozenset({"airflow_runguard.NotApplied"}),
-    ),
     Rule(
         name="refused-by-the-client",
         source="https://docs.aws.amazon.com/boto3/latest/guide/error-handling.html; " + REQUESTS,
@@ -148,6 +140,118 @@ MAY_HAVE_LEFT: tuple[Rule, ...] = (
             "aiohttp.ClientPayloadError",
             "botocore.HTTPClientError",
         },
+    ),
+)
+
+THROTTLED = words(
+    """rate_limit_exceeded rate_limit_error rate_limit_reached rate_limited ratelimited ratelimit
+            rate_limit_hit too_many_requests too_many_requests_error throttled throttling throttle
+            request_throttled requests_throttled throttling_exception request_limit_exceeded
+            request_rate_limit_exceeded api_rate_limit_exceeded quota_rate_limit slow_down
+            rate_limit_exceeded_error user_rate_limit_exceeded concurrency_limit_exceeded
+            concurrent_limit_exceeded too_many_concurrent_requests"""
+)
+# Codes and sentences that mean the same wherever they stand in an error's own fields; "quota exceeded" alone is none.
+WORDS: tuple[Rule, ...] = (
+    refused(
+        "http-card-declined",
+        "payment declined; waiting does not change a decline",
+        source="https://docs.stripe.com/declines/codes",
+        statuses=range(400, 500),
+        codes=words("card_declined card_error do_not_honor payment_declined transaction_declined processor_declined"),
+    ),
+    cap(
+        "http-out-of-credit",
+        "the account has no credit left or has reached its spending limit; waiting does not bring it back",
+        source="https://openrouter.ai/docs/api-reference/errors; https://api-docs.deepseek.com/quick_start/error_codes",
+        statuses=range(400, 500),
+        codes=words(
+            """insufficient_quota insufficient_credits insufficient_credit insufficient_balance not_enough_credits
+            out_of_credits no_credits credits_exhausted credit_limit_exceeded credit_limit_reached balance_too_low
+            credit_balance_too_low billing_hard_limit_reached billing_limit_reached billing_not_active billing_error
+            billing_required billing_disabled payment_required payment_overdue spend_limit_exceeded
+            spending_limit_reached spending_limit_exceeded budget_exceeded account_overdue arrearage
+            subscription_expired subscription_inactive subscription_required trial_expired plan_limit_reached
+            plan_limit_exceeded usage_limit_reached"""
+        ),
+    ),
+    cap(
+        "http-account-suspended",
+        "the account was suspended or switched off",
+        source=RFC9110 + "#section-15.5.4",
+        statuses=range(400, 500),
+        codes=words(
+            """account_suspended account_deactivated account_disabled account_locked account_closed account_inactive
+            user_suspended organization_suspended tenant_suspended subscription_suspended"""
+        ),
+    ),
+    cap(
+        "http-out-of-credit-in-words",
+        "the account has no credit left or was suspended; only the sentence says so",
+        source=RFC9110 + "#section-15.5.3",
+        text=prose(
+            r"(insufficient|not enough|out of|no( more)?|low|exhausted)\W+(\w+\W+){0,2}(credits?|balance)\b"
+            r"|(credits?|balance)\W+(\w+\W+){0,3}(exhausted|used up|too low|depleted|insufficient)"
+            r"|(spend(ing)?|billing|budget) (hard )?limit|payment (is )?(required|overdue|past due)"
+            r"|account (is |has been |was )?(temporarily )?(suspended|deactivated|disabled|past due)"
+        ),
+        statuses=frozenset({402, 403, 429}),
+    ),
+    daily(
+        "http-daily-limit",
+        "the allowance of the day (or longer) is used up",
+        source="https://www.rfc-editor.org/rfc/rfc6585#section-4",
+        statuses=range(400, 500),
+        codes=words(
+            """daily_limit_exceeded daily_limit_reached daily_quota_exceeded daily_rate_limit_exceeded
+            dailylimitexceeded monthly_limit_exceeded monthly_quota_exceeded"""
+        ),
+    ),
+    daily(
+        "http-daily-limit-in-words",
+        "the allowance of the day (or longer) is used up; only the sentence says so",
+        source="https://www.rfc-editor.org/rfc/rfc6585#section-4",
+        text=prose(
+            r"\b(daily|monthly|per[ -]day|per[ -]month|24[ -]hours?)\b.{0,40}\b(limit|quota|cap|allowance|requests)\b"
+            r"|\b(limit|quota|cap|allowance|requests)\b.{0,60}\b(daily|monthly|per[ -]day|per[ -]month|24[ -]hours?)\b"
+        ),
+        statuses=frozenset({429}),
+        told=False,
+    ),
+    rate(
+        "http-throttled-by-code",
+        "too many requests for this moment; the code says so, whatever the status",
+        source="https://www.rfc-editor.org/rfc/rfc6585#section-4",
+        codes=THROTTLED,
+        statuses=frozenset({400, 403, 420, 429, 503}),
+    ),
+    rate(
+        "http-throttled-inside",
+        "too many requests for this moment; said by a code inside an answer that looks like a success",
+        source="https://shopify.dev/docs/api/usage/limits",
+        codes=THROTTLED,
+        also=words("inside"),
+    ),
+    rate(
+        "http-403-told-to-wait",
+        "refused for now: the vendor says when to come back, which it does not for a missing permission",
+        source="https://www.rfc-editor.org/rfc/rfc9110#section-10.2.3",
+        told=True,
+        statuses=frozenset({403, 420}),
+    ),
+    rate(
+        "http-403-in-words",
+        "too many requests for this moment; only the sentence says so",
+        source="https://www.rfc-editor.org/rfc/rfc6585#section-4",
+        text=prose(r"(rate|request|api) limit (was |has been )?(exceeded|reached)|too many requests|throttled"),
+        statuses=frozenset({403, 420}),
+    ),
+    cap(
+        "http-429-never-again",
+        "too many requests, and the vendor says that repeating it will not help",
+        source="https://github.com/openai/openai-python",
+        codes=words("x-should-retry=false"),
+        statuses=frozenset({429}),
     ),
 )
 
@@ -288,9 +392,10 @@ WRAPPERS: tuple[Rule, ...] = (
             "botocore.ConnectionError",
             "openai.APIConnectionError",
             "anthropic.APIConnectionError",
+            "stripe.APIConnectionError",
         },
         wrapper=True,
     ),
 )
 
-RULES: tuple[Rule, ...] = NEVER_LEFT + MAY_HAVE_LEFT + STATUSES + WRAPPERS
+FAMILY = Family("HTTP in general", RFC9110, NEVER_LEFT + MAY_HAVE_LEFT + WORDS + STATUSES + WRAPPERS)

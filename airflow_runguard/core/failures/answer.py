@@ -1,0 +1,500 @@
+"""What a vendor's answer says, read from whatever carries it: status, headers, codes, message, host.
+
+Takes an exception, a response object or a plain parsed body. Facts only, bounded, and never through a method that could
+go to the network: a body that was not read yet stays unread. What the facts mean is said by the rules.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+from urllib.parse import urlsplit
+
+from airflow_runguard.core.failures.reading import (
+    gather,
+    http_status,
+    integer,
+    is_mapping,
+    item,
+    names,
+    read,
+    response_status,
+    text,
+)
+from airflow_runguard.core.failures.rule import fold
+
+MAX_BODY = 256 * 1024
+"""Bytes of a body that are parsed; of a larger one nothing, since half a document proves nothing."""
+MAX_TEXT = 4_000
+MAX_HEADERS = 200
+MAX_NODES = 400
+
+
+@dataclass(slots=True)
+class Answer:
+    """:param parts: the parsed documents that the answer was read from. :param message: the vendor's own sentences."""
+
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    codes: frozenset[str] = frozenset()
+    message: str = ""
+    host: str = ""
+    parts: tuple[Any, ...] = ()
+
+
+ERROR = names("""
+    response request resp meta headers response_headers _http_headers status_code http_status status
+    response_status_code _http_status code type error_code errno sqlstate pgcode reason operation_name failure body
+    json_body http_body _body content data details error_details errors _content uri url request_info
+    trailing_metadata retry_after_secs __cause__ __context__ __traceback__ os_error cause orig error inner_exception
+    last_attempt exceptions history
+""")
+"""What is looked for on an error."""
+RESPONSE = names("status_code status headers url request _content data history raw retries")
+"""What is looked for on a response."""
+
+
+def answer_of(
+    error: object, types: frozenset[str], have: Mapping[str, Any], there: Mapping[str, Any] | None = None
+) -> Answer:
+    """Read an exception, or whatever else carries a response.
+
+    :param have: its attributes of :data:`ERROR`. :param there: its response's attributes of :data:`RESPONSE`.
+    """
+    response = have.get("response")
+    if there is None:
+        there = gather(response, RESPONSE) if response is not None else {}
+    headers = _headers(response, there, have)
+    status = _status(error, response, there, types, have)
+    parts = [part for raw in _raw(error, response, there, have) if raw is not None for part in _parsed(raw)]
+    if not types.isdisjoint(_TOLD_IN_TEXT):
+        parts += _parsed(document_in_text(text(error)))
+    if status is None and not parts and not headers and packages(types) <= _SILENT:
+        return Answer()
+    said = _Said()
+    for part in parts:
+        said.take(part)
+    said.attributes(error, have)
+    said.errortype(headers)
+    if not said.messages:
+        said.messages.append(_plain(error, there))
+    return Answer(
+        status if status is not None or not said.grpc else _GRPC_AS_HTTP.get(said.grpc),
+        headers,
+        frozenset(said.codes),
+        "\n".join(said.messages)[:MAX_TEXT],
+        _host(there, have) if status is not None or headers else "",
+        tuple(parts),
+    )
+
+
+# Packages whose errors by themselves say no more than their class does.
+_SILENT = names("airflow_runguard urllib3 httpcore httpcore2 ssl socket http tenacity")
+
+
+def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "") -> Answer:
+    """Read a parsed body that came with a success, or one item of a bulk answer. Has the code ``inside`` as well."""
+    said = _Said()
+    said.codes.add("inside")
+    said.take(body)
+    return Answer(
+        _inner_status(body),
+        headers or {},
+        frozenset(said.codes),
+        "\n".join(said.messages)[:MAX_TEXT],
+        host,
+        (body,),
+    )
+
+
+# -- the status --------------------------------------------------------------------------------------------------------
+
+# https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
+_GRPC_AS_HTTP: Mapping[str, int] = {
+    "CANCELLED": 499,
+    "UNKNOWN": 500,
+    "INVALID_ARGUMENT": 400,
+    "DEADLINE_EXCEEDED": 504,
+    "NOT_FOUND": 404,
+    "ALREADY_EXISTS": 409,
+    "PERMISSION_DENIED": 403,
+    "UNAUTHENTICATED": 401,
+    "RESOURCE_EXHAUSTED": 429,
+    "FAILED_PRECONDITION": 400,
+    "ABORTED": 409,
+    "OUT_OF_RANGE": 400,
+    "UNIMPLEMENTED": 501,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DATA_LOSS": 500,
+}
+
+# The Databricks SDK keeps the status in the class only.
+# https://github.com/databricks/databricks-sdk-py/blob/main/databricks/sdk/errors/platform.py
+_CLASS_AS_HTTP: Mapping[str, int] = {
+    "databricks.BadRequest": 400,
+    "databricks.Unauthenticated": 401,
+    "databricks.PermissionDenied": 403,
+    "databricks.NotFound": 404,
+    "databricks.ResourceConflict": 409,
+    "databricks.TooManyRequests": 429,
+    "databricks.Cancelled": 499,
+    "databricks.InternalError": 500,
+    "databricks.NotImplemented": 501,
+    "databricks.TemporarilyUnavailable": 503,
+    "databricks.DeadlineExceeded": 504,
+}
+_STATUS_NAMES = ("status_code", "http_status", "status", "response_status_code", "_http_status")
+# ``code`` is a status in these packages; elsewhere it may be anything (an exit code, a driver's number).
+_CODE_IS_STATUS = frozenset({"google", "urllib", "tornado", "twilio", "werkzeug"})
+
+# Sentences that a client library, and nobody else, makes of a status. Whole or after the caller's own words and ": ".
+_STATUS_TEXT = re.compile(
+    r"(?:^|: )(?:"
+    r"([45]\d\d):\S"  # Airflow's HttpHook: 429:Too Many Requests
+    r"|([45]\d\d) (?:Client|Server) Error: "  # requests
+    r"|(?:Client|Server) error '([45]\d\d) "  # httpx
+    r"|HTTP Error ([45]\d\d): "  # urllib
+    r"|Error code: ([45]\d\d) - "  # openai, anthropic
+    r"|([45]\d\d), message="  # aiohttp
+    r"|<HttpError ([45]\d\d) when requesting "  # googleapiclient
+    r"|too many ([45]\d\d) error responses"  # urllib3
+    r")|, Status Code: ([45]\d\d)$"  # Airflow's Databricks hook
+)
+# Whose text may be all that is left of an answer.
+_TOLD_IN_TEXT = frozenset({"airflow.AirflowException", "urllib3.ResponseError", "airflow_runguard.FromText"})
+
+
+def status_in_text(message: str) -> int | None:
+    found = _STATUS_TEXT.search(message[:MAX_TEXT])
+    return http_status(int(next(filter(None, found.groups())))) if found else None
+
+
+def _status(
+    error: object, response: object, there: Mapping[str, Any], types: frozenset[str], have: Mapping[str, Any]
+) -> int | None:
+    """The HTTP status that the error carries (a gRPC code as the one it maps to)."""
+    if response is not None:
+        # Not "if response": requests calls a response with an error status false.
+        status = http_status(there.get("status_code")) or http_status(there.get("status"))
+        if status is None and is_mapping(response):
+            status = http_status(item(item(response, "ResponseMetadata"), "HTTPStatusCode"))
+        if status is not None:
+            return status
+    if not types.isdisjoint(_TOLD_IN_TEXT):
+        # AirflowException's own status_code (500, or 404 for a missing Connection) is what Airflow's API would answer.
+        return status_in_text(text(error))
+    for name in _STATUS_NAMES:
+        if name in have:
+            status = http_status(have[name])
+            if status is not None:
+                return status
+    for name in ("resp", "meta"):
+        if name in have:
+            status = response_status(have[name])
+            if status is not None:
+                return status
+    if "grpc.RpcError" in types:
+        return _grpc_status(error)
+    if "code" in have and not _CODE_IS_STATUS.isdisjoint(packages(types)):
+        return http_status(have["code"])
+    return next((_CLASS_AS_HTTP[name] for name in types & _CLASS_AS_HTTP.keys()), None)
+
+
+def _grpc_status(error: object) -> int | None:
+    try:
+        name, details = error.code().name, text(error.details())  # type: ignore[attr-defined]
+    except Exception:
+        return None
+    # Said by the client of an *answer* that is too big: the work was done.
+    if "larger than max" in details:
+        return None
+    return _GRPC_AS_HTTP.get(name)
+
+
+def _inner_status(body: object) -> int | None:
+    """An error status that a body names: ``{"status": 429}``, ``{"error": {"code": 429}}``."""
+    for place in (body, item(body, "error"), item(body, "Error")):
+        for name in ("status", "code", "statusCode", "status_code", "httpStatusCode"):
+            number = http_status(item(place, name)) if isinstance(place, Mapping) else None
+            if number is not None:
+                return number
+    return None
+
+
+@lru_cache(maxsize=1_024)
+def packages(types: frozenset[str]) -> frozenset[str]:
+    return frozenset(name.partition(".")[0] for name in types) - {"builtins"}
+
+
+# -- headers and host --------------------------------------------------------------------------------------------------
+
+
+def _headers(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> dict[str, str]:
+    """All headers of the answer under lower-case names; the response's own win."""
+    sources = [have[name] for name in ("resp", "_http_headers", "response_headers", "headers") if name in have]
+    if "meta" in have:
+        sources.append(read(have["meta"], "headers"))
+    if "headers" in there:
+        sources.append(there["headers"])
+    elif is_mapping(response):
+        sources.append(item(item(response, "ResponseMetadata"), "HTTPHeaders"))
+    found: dict[str, str] = {}
+    for source in sources:
+        found.update(pairs(source))
+    return found
+
+
+def pairs(headers: object) -> Iterator[tuple[str, str]]:
+    try:
+        listed = list(islice(headers.items(), MAX_HEADERS))  # type: ignore[attr-defined]
+        for name, value in listed:
+            if isinstance(name, bytes):
+                name = name.decode("latin-1")
+            if isinstance(value, bytes):
+                value = value.decode("latin-1")
+            elif type(value) is not str:
+                value = text(value) if isinstance(value, str | int | float) else ""
+            if isinstance(name, str):
+                yield str.lower(name), value[:MAX_TEXT].strip()
+    except Exception:
+        return
+
+
+def _host(there: Mapping[str, Any], have: Mapping[str, Any]) -> str:
+    for source in (there, have):
+        for name in ("url", "uri", "request"):
+            if name in source:
+                found = _host_in(text(read(source[name], "url") if name == "request" else source[name])[:500])
+                if found:
+                    return found
+    host = read(have["request_info"], "real_url", "host") if "request_info" in have else None
+    return host if isinstance(host, str) else ""
+
+
+@lru_cache(maxsize=1_024)
+def _host_in(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+
+
+# -- the body ----------------------------------------------------------------------------------------------------------
+
+
+_BESIDE = ("details", "error_details", "errors")
+_BODIES = ("json_body", "body", "http_body", "_body", "content", "data", "_content", *_BESIDE)
+
+
+def _raw(error: object, response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
+    """Wherever clients keep a body, as bytes, text or parsed. Never a property that would read from the network."""
+    if there.get("_content"):  # requests and httpx: what was read already; clients keep the same again on the error
+        yield there["_content"]
+        left: tuple[str, ...] = _BESIDE
+    elif is_mapping(response):  # botocore
+        yield response
+        left = _BESIDE
+    else:
+        yield there.get("data")  # slack_sdk
+        left = _BODIES
+    for name in left:
+        if name in have:
+            yield have[name]
+    if isinstance(error, BaseException):
+        for argument in error.args:
+            if not isinstance(argument, str | bytes):
+                yield argument
+
+
+def _parsed(raw: object) -> Iterator[Any]:
+    """The document in a raw body; also each of a short list of documents."""
+    if is_mapping(raw):
+        yield raw
+    elif isinstance(raw, list | tuple):
+        if any(is_mapping(entry) for entry in raw[:MAX_NODES]):
+            yield raw
+    elif isinstance(raw, bytes | bytearray | str) and 1 < len(raw) <= MAX_BODY:
+        document = parsed_text(raw)
+        if document is not None:
+            yield document
+
+
+def parsed_text(raw: bytes | bytearray | str) -> Any:
+    """JSON, or an XML error's codes as a document; ``None`` for anything else."""
+    try:
+        content = raw.decode("utf-8") if isinstance(raw, bytes | bytearray) else str.__str__(raw)
+        start = content.lstrip("\ufeff \r\n\t")
+        if start[:1] in ("{", "["):
+            return json.loads(start)
+        if start[:1] == "<" and not start[:15].lower().startswith(("<!doctype html", "<html")):
+            return _xml(start[:MAX_TEXT])
+    except (ValueError, RecursionError):
+        pass
+    return None
+
+
+_XML = re.compile(
+    r"<(?:\w+:)?(code|errorCode|exceptionCode|faultcode|message|exceptionMessage|faultstring)>([^<]{1,500})<", re.I
+)
+
+
+def _xml(content: str) -> dict[str, Any] | None:
+    """The error of an XML answer (AWS, Azure Storage, SOAP), without a parser that an attacker could feed."""
+    found = {"code": "", "message": ""}
+    for name, value in _XML.findall(content):
+        kind = "code" if name.lower() in ("code", "errorcode", "exceptioncode", "faultcode") else "message"
+        found[kind] = found[kind] or value.rpartition(":")[2] if kind == "code" else found[kind] or value
+    return found if found["code"] else None
+
+
+# Where errors name their codes, and what they wrap them in. Everything else in a body may be the user's own text.
+_CODE_FIELDS = names("""
+    code type reason status error error_code errorcode error_type errortype error_subcode __type statuscode
+    category policyname subcategory domain decline_code status_code substatus sqlstate errorclass quotaerror
+    classification subcode
+""")
+_MESSAGE_FIELDS = names("""
+    message reason error_description description detail title msg error errormessage error_message quotaid quota_limit
+    quota_unit quotalimit errors
+""")
+_WRAPPERS = names("""
+    error errors details detail extensions fault innererror root_cause caused_by failed_shards failures parameters
+    violations metadata errorcode cancellationreasons errordetails error_data exception quota_error_details meta body
+    response
+""")
+_CODE = re.compile(r"[\w.:/#-]{1,120}")
+
+
+_CODE_ATTRIBUTES = names("code type error_code errno sqlstate pgcode reason status")
+
+
+class _Said:
+    """The codes and sentences of a document, from the fields where vendors put them."""
+
+    def __init__(self) -> None:
+        self.codes: set[str] = set()
+        self.messages: list[str] = []
+        self.grpc = ""
+        self.nodes = 0
+
+    def take(self, part: Any, depth: int = 0) -> None:
+        self.nodes += 1
+        if self.nodes > MAX_NODES or depth > 6:
+            return
+        if isinstance(part, list | tuple):
+            for entry in part[:50]:
+                self.take(entry, depth + 1)
+            return
+        if not is_mapping(part):
+            return
+        try:
+            entries = list(islice(part.items(), MAX_NODES))
+        except Exception:
+            return
+        for key, value in entries:
+            if not isinstance(key, str):
+                continue
+            name = str.lower(key)
+            if isinstance(value, str | int):
+                if name in _CODE_FIELDS:
+                    self.code(name, value)
+                if (name in _MESSAGE_FIELDS and isinstance(value, str)) or (
+                    name == "errors" and isinstance(value, str)
+                ):
+                    self.message(value)
+                elif name.endswith("error") and depth and isinstance(value, str):
+                    self.code(name, value)  # Google Ads: {"errorCode": {"quotaError": "RESOURCE_EXHAUSTED"}}
+            elif name in _WRAPPERS:
+                self.take(value, depth + 1)
+                if name in ("error", "errors") and isinstance(value, list):
+                    for entry in value[:50]:
+                        if isinstance(entry, str):
+                            self.message(entry)
+
+    def code(self, name: str, value: str | int) -> None:
+        if isinstance(value, bool):
+            return
+        if isinstance(value, int) or value.isdecimal():
+            number = integer(value)
+            if number is not None:
+                self.codes.add(f"{fold(name)}={number}")
+        elif _CODE.fullmatch(value):
+            if value in _GRPC_AS_HTTP and not self.grpc:
+                self.grpc = value
+            # com.amazonaws.dynamodb.v20120810#ThrottlingException · ThrottlingException:http://…
+            word = fold(value.rpartition("#")[2].partition(":http")[0])
+            self.codes.add(word)
+            if name in ("policyname", "category"):
+                self.codes.add(f"{name}={word}")
+
+    def message(self, value: str) -> None:
+        if len(self.messages) < 20 and value:
+            self.messages.append(value[:MAX_TEXT])
+
+    def attributes(self, error: object, have: Mapping[str, Any]) -> None:
+        """Codes that clients keep beside the body, or instead of it."""
+        for name in _CODE_ATTRIBUTES.intersection(have):
+            value = have[name]
+            if isinstance(value, str | int):
+                self.code(name, value)
+        operation = have.get("operation_name")
+        if isinstance(operation, str):
+            self.codes.add(f"operation={fold(operation[:120])}")
+        if isinstance(error, BaseException) and error.args and isinstance(error.args[0], int):
+            self.code("errno", error.args[0])
+        quota = read(have.get("failure"), "errors")  # Google Ads: a protobuf list
+        if quota is not None:
+            try:
+                for one in islice(quota, 20):
+                    name = read(one, "error_code", "quota_error", "name")
+                    if isinstance(name, str) and name not in ("UNSPECIFIED", "UNKNOWN"):
+                        self.codes.add(fold("quotaerror" + name))
+            except Exception:
+                return
+
+    def errortype(self, headers: Mapping[str, str]) -> None:
+        for name in ("x-amzn-errortype", "x-ms-error-code"):
+            if headers.get(name):
+                self.code("code", headers[name].partition(":")[0])
+        if headers.get("x-should-retry", "").lower() == "false":
+            self.codes.add(fold("x-should-retry=false"))
+
+
+def _plain(error: object, there: Mapping[str, Any]) -> str:
+    """The message where no document has one: a body that is plain text, else the error's own words. Never a page."""
+    raw = there.get("_content")
+    if isinstance(raw, bytes) and 0 < len(raw) <= MAX_BODY:
+        content = raw[:MAX_TEXT].decode("utf-8", "replace")
+    elif isinstance(error, BaseException):
+        content = text(error)[:MAX_TEXT]
+    else:
+        return ""
+    return "" if content.lstrip()[:1] == "<" and "<HttpError" not in content[:20] else content
+
+
+_PRINTED = re.compile(r"Error code: \d{3} - (\{.*\})", re.DOTALL)
+_BOTOCORE = re.compile(
+    r"An error occurred \((\w{1,100})\) when calling the (\w{1,100}) operation(?: \(reached max retries: (\d{1,3})\))?"
+)
+_GRPC = re.compile(r"status = StatusCode\.([A-Z_]{1,30})")
+
+
+def document_in_text(message: str) -> Any:
+    """The body that a client printed into its message, for where only the text is left."""
+    try:
+        if printed := _PRINTED.search(message[:MAX_BODY]):
+            return ast.literal_eval(printed[1])
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if aws := _BOTOCORE.search(message[:MAX_TEXT]):
+        return {"Error": {"Code": aws[1]}, "ResponseMetadata": {"RetryAttempts": int(aws[3] or 0)}}
+    if grpc := _GRPC.search(message[:MAX_TEXT]):
+        return {"status": grpc[1]}
+    return None

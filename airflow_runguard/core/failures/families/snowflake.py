@@ -1,0 +1,51 @@
+"""Snowflake's drivers and SQL API."""
+
+from airflow_runguard.core.failures.rule import Family, cap, open_end, prose, rate, refused, undone, words
+from airflow_runguard.core.record import FailureClass
+
+FAMILY = Family(
+    "Snowflake",
+    "https://docs.snowflake.com/en/user-guide/resource-monitors",
+    packages=frozenset({"snowflake"}),
+    hosts=(".snowflakecomputing.com", ".snowflakecomputing.cn"),
+    rules=(
+        cap(
+            "snowflake-credits",
+            "a resource monitor stopped the warehouse, or the account is suspended",
+            text=prose(
+                r"resource monitor .{0,200}exceeded its quota|exceeded its quota"
+                r"|account (is|has been|was) (suspended|locked)|lack of (a )?payment|free trial has ended"
+            ),
+        ),
+        rate(
+            "snowflake-busy",
+            "too many requests or waiting statements for this moment",
+            codes=words("errno=390503 errno=429 code=390503"),
+        ),
+        rate("snowflake-too-many", "too many requests for this moment", types=frozenset({"snowflake.TooManyRequests"})),
+        undone(
+            "snowflake-not-connected",
+            "no connection was established, so the statement never left",
+            codes=words("errno=250001 errno=250003 errno=250005"),
+        ),
+        undone(
+            "snowflake-locked",
+            "another statement holds the table, so that this one was rolled back",
+            codes=words("errno=625 errno=635"),
+        ),
+        open_end(
+            "snowflake-cancelled",
+            "the statement was cancelled or ran out of time",
+            failure_class=FailureClass.TIMEOUT,
+            codes=words("errno=604 errno=630"),
+        ),
+        refused(
+            "snowflake-refused",
+            "Snowflake refused the statement or the login",
+            codes=words(
+                "errno=1003 errno=2003 errno=2043 errno=904 errno=606 errno=3001 errno=390100 errno=390101 "
+                "errno=390102 errno=390144 errno=390189 errno=390201"
+            ),
+        ),
+    ),
+)
