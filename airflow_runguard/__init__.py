@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from airflow_runguard.retry import GuardRetryPolicy
     from airflow_runguard.sensors import PreviousRunSensor
     from airflow_runguard.series import Previous, Series
-    from airflow_runguard.upkeep import SweepOperator
+    from airflow_runguard.upkeep import LedgerAuditOperator, SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
@@ -30,6 +30,7 @@ _ROOMS = {
     "GuardContext": "core.guard",
     "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
+    "LedgerAuditOperator": "upkeep",
     "NotApplied": "core.errors",
     "PlanningError": "core.errors",
     "Previous": "series",
@@ -53,6 +54,7 @@ __all__ = [
     "GuardContext",
     "GuardRetryPolicy",
     "GuardedPythonOperator",
+    "LedgerAuditOperator",
     "NotApplied",
     "PlanningError",
     "Previous",

@@ -30,7 +30,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human, series
+from airflow_runguard import codec, human, measures, series
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
@@ -125,6 +125,7 @@ class Entry:
             self.say(logging.ERROR, str(error))
             # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.
             raise AirflowException(str(error)) from error
+        measures.count(how, {"dag_id": self.ti.dag_id, "task_id": self.ti.task_id})
         return self.answer(how, options)
 
     # -- observing ---------------------------------------------------------------------------------------------------
@@ -334,6 +335,7 @@ class Entry:
             reconcile=on_doubt if callable(on_doubt) else None,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
+            watch=measures.watch,
         )
 
     def _body(self, guard: core.GuardContext, body: Callable[[], Any]) -> Any:

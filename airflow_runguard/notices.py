@@ -32,6 +32,7 @@ KINDS: Mapping[str, str] = {
     "ledger_lost_time": "The run ledger lost time: nothing is called",
     "restore_acknowledged": "The run ledger is used again after it lost time",
     "prevented": "Calls that were not repeated",
+    "audit": "The audit of the run ledger found something",
 }
 """What people can be told, and its headline."""
 

@@ -149,7 +149,8 @@ class GuardContext:
             if go.replay is not None:
                 return cast(T, go.replay.value)
             try:
-                value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
+                with self._work.watch(f"call {name}"):
+                    value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
                 if never_ran(value):
                     raise NotApplied(
                         f"What guard.call({name!r}) was given is async or yields: nothing ran.", ASYNC_CALL
@@ -179,7 +180,8 @@ class GuardContext:
             if go.replay is not None:
                 return cast(T, go.replay.value)
             try:
-                value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
+                with self._work.watch(f"call {name}"):
+                    value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise

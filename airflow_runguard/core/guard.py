@@ -109,7 +109,8 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
     writer = Writer(ledger, order, holder, lambda: leases.renew(order.identity, holder.nonce, order.lease))
     try:
         leases.acquire(order.identity, holder.nonce, order.lease)
-        claim = _enter(writer, work)
+        with work.watch("claim"):
+            claim = _enter(writer, work)
         if claim.verdict is not Verdict.RUN:
             return refusal(claim, work)
         if not writer.may_call():  # frozen since the claim was sent; a body may be a call, and its intent may be old
@@ -246,7 +247,8 @@ def _paused(written: Written, guard: GuardContext, why: str) -> How:
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
     result = dumped(work, value)
     outcomes = [Outcome(BODY, result=result)] if guard.body_is_call else []
-    written = writer.settle(Settlement(State.DONE, result=result), *outcomes).result()
+    with work.watch("settle"):
+        written = writer.settle(Settlement(State.DONE, result=result), *outcomes).result()
     if written.verdict == "ok" and written.state is State.DONE:
         return how
     if written.verdict == "ok" and written.state is State.IN_DOUBT:
@@ -279,7 +281,8 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
 
     failure = of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
-    written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
+    with work.watch("settle"):
+        written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT:
         return in_doubt(work.order, said(error), seconds=SOON, error=error)
     if failure is not None and failure.pausable and written.state in (State.PAUSED, State.FAILED):

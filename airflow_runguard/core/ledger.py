@@ -411,6 +411,16 @@ class Ledger:
     def prevented(self, days: int) -> int:
         return int(self._one("prevented", {"deployment": self.deployment, "days": days})["times"])
 
+    # -- audit and measures -------------------------------------------------------------------------------------------
+
+    def audit(self, what: str, **rules: Any) -> Sequence[Mapping[str, Any]]:
+        """The rows of one question of the audit: ``twice``, ``slow``, ``bursts``, ``stuck``, ``told``, ``recent``."""
+        return self._all(f"audit_{what}", {"deployment": self.deployment, **rules})
+
+    def standing(self) -> Sequence[Mapping[str, Any]]:
+        """How many records are not done, by state and failure class, and the age of the oldest in seconds."""
+        return self._all("standing", {"deployment": self.deployment})
+
     # -- gates and freezes -------------------------------------------------------------------------------------------
 
     def close_gate(self, gate: str, *, until: datetime, rate: float, actor: str, reason: str) -> str:

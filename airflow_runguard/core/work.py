@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -78,6 +79,7 @@ class Work:
     :param dump, load: the result to bytes and back; ``dump`` raises where ``load`` would not give back an equal value.
     :param signal: what a control-flow exception of the body means; ``None`` = it is an error.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
+    :param watch: put around the ``claim``, each ``call <name>`` and the ``settle``, to be timed. It may not raise.
     """
 
     order: Order
@@ -89,6 +91,7 @@ class Work:
     reconcile: Reconcile | None = None
     single_request: bool = False
     allow_no_call: bool = False
+    watch: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
 
 
 @dataclass(frozen=True, slots=True)

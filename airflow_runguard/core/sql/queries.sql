@@ -202,3 +202,66 @@ select * from runguard.observe(
 
 -- name: airflow_was_told
 select runguard.airflow_was_told(%(deployment)s, %(namespace)s, %(key)s, %(ti_id)s, %(word)s, %(actor)s, %(detail)s) as state
+
+-- name: audit_twice
+select e.at, r.namespace, r.key, e.detail::json ->> 'run_id' as run_id, e.reason
+  from runguard.event e join runguard.record r on r.id = e.record_id
+ where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind = 'observed_again'
+   and e.detail::json ->> 'what' = 'done' and e.detail::json ->> 'verdict' = 'duplicate'
+ order by e.id limit %(limit)s
+
+-- name: audit_slow
+with took as (
+    select r.namespace, r.key, r.state, r.updated_at,
+           extract(epoch from coalesce(r.finished_at, clock_timestamp()) - r.claimed_at)::float8 as seconds
+      from runguard.record r
+     where r.deployment = %(deployment)s and r.state in ('done', 'running') and r.claimed_at is not null
+), middle as (
+    select t.namespace, count(*) as runs, percentile_cont(0.5) within group (order by t.seconds) as median
+      from took t where t.state = 'done' group by t.namespace
+), spread as (
+    select t.namespace, percentile_cont(0.5) within group (order by abs(t.seconds - m.median)) as mad
+      from took t join middle m using (namespace) where t.state = 'done' group by t.namespace
+)
+select t.namespace, t.key, t.state, t.seconds, m.median, s.mad
+  from took t left join middle m using (namespace) left join spread s using (namespace)
+ where t.updated_at >= %(since)s
+   and (t.seconds > %(alarm_after)s::float8
+        or (m.runs >= 8 and t.seconds > m.median + 6 * greatest(1.4826 * s.mad, 0.05 * m.median, 1.0)))
+ order by t.seconds desc limit %(limit)s
+
+-- name: audit_bursts
+select r.namespace, date_bin('10 minutes', e.at, timestamptz '2000-01-01') as at, count(*)::int as errors, min(e.reason) as reason
+  from runguard.event e join runguard.record r on r.id = e.record_id
+ where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind in ('failed', 'in_doubt', 'poison', 'observed_failed')
+ group by 1, 2 having count(*) >= %(burst)s::int order by 2 limit %(limit)s
+
+-- name: audit_stuck
+select r.namespace, r.key, r.state, r.updated_at, r.error,
+       extract(epoch from clock_timestamp() - case r.state when 'running' then r.lease_until when 'paused' then r.resume_at
+                                                           else r.updated_at end)::float8 as seconds
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.state <> 'done'
+   and case r.state when 'running' then r.lease_until < clock_timestamp() - interval '10 minutes'
+                    when 'paused' then r.resume_at < clock_timestamp() - interval '1 hour'
+                    else r.updated_at < clock_timestamp() - make_interval(secs => %(stuck_after)s) end
+ order by r.id limit %(limit)s
+
+-- name: audit_told
+select e.at, r.namespace, r.key, r.state, e.reason as word, e.actor
+  from runguard.event e join runguard.record r on r.id = e.record_id
+ where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind = 'airflow_was_told'
+   and case e.reason when 'success' then r.state <> 'done' when 'failed' then r.state = 'done' else r.state = 'done' end
+ order by e.id limit %(limit)s
+
+-- name: audit_recent
+select r.id, r.namespace, r.key, r.state, r.failure_class, r.ti_id, r.dag_id, r.task_id, r.run_id, r.map_index
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.updated_at >= %(since)s and r.id > %(after)s and r.dag_id <> '' and r.run_id <> ''
+   and r.state in ('done', 'paused', 'in_doubt', 'failed')
+ order by r.id limit %(limit)s
+
+-- name: standing
+select r.state, coalesce(r.failure_class, '') as failure_class, count(*)::bigint as records,
+       extract(epoch from clock_timestamp() - min(r.updated_at))::float8 as oldest
+  from runguard.record r where r.deployment = %(deployment)s and r.state <> 'done' group by 1, 2
