@@ -127,7 +127,7 @@ class PreviousRunSensor(BaseSensorOperator):
             options = settings()
             with closing(Ledger(connect_ledger(options), deployment=deployment_of(options))) as ledger:
                 ledger.check()
-                (before,) = ledger.before([here])
+                before = ledger.before(here)
         except LedgerUnavailable as error:
             self.log.warning("RunGuard: %s Waiting.", error.what)
             return False

@@ -178,8 +178,7 @@ class Watcher:
                 self._said_at = now
             due: set[int | Place] = set(ledger.due(ids)) if ids else set()
             if places:
-                found = zip(places, ledger.before(places), strict=True)
-                due.update(place for place, before in found if before.verdict != "wait")
+                due.update(ledger.due_places(places))
         except Exception as error:
             if datetime.now(UTC) - self._seen_at < timedelta(seconds=2 * TICK):
                 log.warning("The ledger cannot be asked; tasks that wait for it go on waiting: %s", error)

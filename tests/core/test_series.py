@@ -32,7 +32,11 @@ def run(number: int, series: str = "payout", calls: str = "body", **wants: Any) 
 
 def before(ledger: Ledger, order: Order, **wants: Any) -> Before:
     assert order.place is not None
-    (found,) = ledger.before([replace(order.place, **wants)])
+    place = replace(order.place, **wants)
+    found = ledger.before(place)
+    assert ledger.due_places([place]) == ({place} if found.verdict != "wait" else set()), (
+        "the watcher wakes by the same rule"
+    )
     return found
 
 
@@ -125,8 +129,11 @@ def test_default_keys_are_places_of_the_task_s_own_series(ledger: Ledger) -> Non
     place = Place(series="billing", place="ld:2026-10-02T00:00:00Z")
     later = replace(place, place="ld:2026-10-04T00:00:00Z")
     known = replace(later, expected="ld:2026-10-01T00:00:00Z")
-    found = ledger.before([place, later, known])
-    assert [so(one) for one in found] == [("go", "done"), ("wait", "failed"), ("go", "done")]
+    assert [so(ledger.before(one)) for one in (place, later, known)] == [
+        ("go", "done"),
+        ("wait", "failed"),
+        ("go", "done"),
+    ]
 
 
 def test_an_order_that_does_not_sort_is_refused() -> None:

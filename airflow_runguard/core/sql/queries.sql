@@ -186,6 +186,26 @@ select b.* from unnest(%(series)s::text[], %(place)s::text[], %(expected)s::text
                                         p.on_failed, p.on_absent) b
  order by p.n
 
+-- Which of these places may begin, or never will. Those whose previous one is plainly still at it are left out first, all
+-- together: a thousand sensors ask twice a second.
+-- name: due_places
+select p.n::int as n
+  from unnest(%(series)s::text[], %(place)s::text[], %(expected)s::text[], %(min_gap)s::float8[], %(partial)s::boolean[],
+              %(on_failed)s::text[], %(on_absent)s::text[])
+       with ordinality p (series, place, expected, min_gap, partial, on_failed, on_absent, n)
+  left join runguard.place l on l.deployment = %(deployment)s and l.series = p.series and l.place = p.expected
+  left join runguard.record r on r.id = l.record_id
+  left join runguard.record d on l.record_id is null and d.deployment = %(deployment)s and d.namespace = p.series and d.key = p.expected
+ cross join lateral runguard.may_follow(%(deployment)s, p.series, p.place, p.expected, make_interval(secs => p.min_gap), p.partial,
+                                        p.on_failed, p.on_absent) b
+ where case coalesce(r.state, d.state, 'absent')
+           when 'running' then false
+           when 'pending' then false
+           when 'done' then true
+           when 'absent' then coalesce(p.expected, '') = '' or p.on_absent <> 'wait'
+           else p.on_failed <> 'wait' end
+   and b.verdict <> 'wait'
+
 -- name: take_turn
 select * from runguard.take_turn(%(deployment)s, %(series)s, %(place)s, %(expected)s, make_interval(secs => %(min_gap)s), %(partial)s,
                                  %(on_failed)s, %(on_absent)s, %(namespace)s, %(key)s, %(actor)s)

@@ -31,7 +31,8 @@ create or replace function runguard.may_follow(
     out now timestamptz
 ) language plpgsql as $$
 declare
-    r runguard.record;
+    v_before bigint;
+    r        runguard.record;
 begin
     why := (select runguard.lost_time(m) from runguard.meta m);
     now := clock_timestamp();
@@ -40,8 +41,8 @@ begin
         standing := 'lost_time';
         return;
     end if;
-    select * into r from runguard.record k
-     where k.id = runguard.before_place(p_deployment, p_series, p_place, p_expected);
+    v_before := runguard.before_place(p_deployment, p_series, p_place, p_expected);    -- volatile: once, not for each row
+    select * into r from runguard.record k where k.id = v_before;
     if not found then
         standing := case when coalesce(p_expected, '') = '' then 'none' else 'absent' end;
         verdict := case standing when 'none' then 'go' else p_on_absent end;
