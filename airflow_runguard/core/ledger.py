@@ -154,6 +154,59 @@ class Ledger:
         rows = self._all("due_places", {"deployment": self.deployment, **_of_places(places)})
         return {places[row["n"] - 1] for row in rows}
 
+    def write(
+        self,
+        grant: Grant,
+        *,
+        holder: Holder,
+        order: Order,
+        outcomes: Sequence[Outcome] = (),
+        intents: Sequence[tuple[str, str]] = (),
+        settlement: Settlement | None = None,
+        hand_over: float | None = None,
+    ) -> Written:
+        """Everything that a holder changes: renew, book outcomes, book intents, settle, hand over.
+
+        :param intents: (name, readable arguments as JSON).
+        :param hand_over: seconds for which the holder waits in Airflow (deferral) and may re-enter.
+        """
+        parameters: dict[str, Any] = {
+            "record_id": grant.record_id,
+            "generation": grant.generation,
+            "fence": grant.fence,
+            "actor": str(holder),
+            "nonce": holder.nonce,
+            "lease": order.lease,
+            "max_call_time": order.max_call_time,
+            "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+            "i_name": [name for name, _ in intents] or None,
+            "i_intent": [clean(intent) for _, intent in intents] or None,
+            "hand_over": hand_over,
+            **pause_parameters(order),
+            "body_done": speaks_for_body(settlement, outcomes),
+        }
+        parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
+        parameters.update(settlement_parameters(settlement))
+        answers: dict[str, IntentAnswer] = {}
+        rows = self._all("write", parameters)
+        for row in rows[:-1]:
+            result = result_of(row, order.store_result) if row["verdict"] == "replay" else None
+            answers[row["name"]] = IntentAnswer(
+                row["verdict"], row["attempt"] or 0, row["until"], result, row["error"] or ""
+            )
+        last = rows[-1]
+        state = word_of(State, last["state"])
+        until = last["until"]
+        return Written(
+            last["verdict"],
+            state,
+            last["at"],
+            None if state is State.PAUSED else until,
+            answers,
+            last["event_id"] or 0,
+            until if state is State.PAUSED else None,
+        )
+
     def take_place(self, place: Place, record: Record) -> bool:
         """Note where a record stands in its series; it takes no turn. ``False`` = that place is another record's."""
         parameters = place_parameters(place, record.identity, "") | {"record_id": record.id, "waits": False}
