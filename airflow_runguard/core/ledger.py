@@ -58,6 +58,7 @@ from airflow_runguard.core.rows import (
     place_parameters,
     record_of,
     replay_of,
+    replay_parameters,
     result_of,
     settlement_parameters,
     speaks_for_body,
@@ -116,6 +117,9 @@ class Ledger:
 
     def claim(self, order: Order, holder: Holder) -> Claim:
         """Be allowed to work on a record, or be told why not; exactly one of any number of racing claims is (P1)."""
+        done = self._all("replay", replay_parameters(order))
+        if done:
+            return replay_of(order.identity, done[0])
         if order.place is None:
             row: Mapping[str, Any] = self._one("claim", claim_parameters(order, holder))
         else:

@@ -57,13 +57,19 @@ def outcome_state(failure: Failure | None) -> CallState:
     return CallState.FAILED
 
 
-def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
+def replay_parameters(order: Order) -> dict[str, Any]:
     return {
         "deployment": order.identity.deployment,
         "namespace": order.identity.namespace,
         "key": order.identity.key,
         "payload_version": order.payload.version,
         "payload_digest": order.payload.digest,
+    }
+
+
+def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
+    return {
+        **replay_parameters(order),
         "payload_fields": json.dumps(dict(order.payload.fields), sort_keys=True),
         "payload_readable": clean(json.dumps(dict(order.payload.readable), sort_keys=True, default=str)),
         "calls": order.calls,

@@ -16,10 +16,16 @@ import aiohttp
 import aiohttp_retry
 import anthropic
 import boto3
+import elasticsearch
+import googleapiclient.errors
+import googleapiclient.http
+import httplib2
 import httpx
 import openai
 import pytest
 import requests
+import slack_sdk.http_retry
+import stripe
 import tenacity
 import urllib3
 from airflow.providers.http.hooks.http import HttpHook
@@ -466,6 +472,46 @@ def test_p03_tenacity_hides_attempts_with_and_without_its_own_error(reraise: boo
     failure = failure_of(post, 3)
     assert failure.effect is UNKNOWN
     assert "tenacity made 2 hidden retries" in failure.evidence
+
+
+class Clients:
+    """Clients that repeat requests unless told not to, and whose errors do not say whether they did."""
+
+    @staticmethod
+    def stripe(url: str, retries: int) -> None:
+        client = stripe.StripeClient("sk_test_x", base_addresses={"api": url}, max_network_retries=retries)
+        client.v1.charges.create({"amount": 1, "currency": "eur"})
+
+    @staticmethod
+    def slack(url: str, retries: int) -> None:
+        handlers = slack_sdk.http_retry.default_retry_handlers() if retries else []
+        slack_sdk.WebClient("x", base_url=url + "/", retry_handlers=handlers).chat_postMessage(channel="c", text="t")
+
+    @staticmethod
+    def elasticsearch(url: str, retries: int) -> None:
+        with elasticsearch.Elasticsearch(url, max_retries=retries) as client:
+            client.index(index="i", document={})
+
+    @staticmethod
+    def googleapiclient(url: str, retries: int) -> None:
+        def postproc(response: Any, content: bytes) -> Any:
+            raise googleapiclient.errors.HttpError(response, content)
+
+        request = googleapiclient.http.HttpRequest(httplib2.Http(), postproc, url + "/charges", "POST", "{}")
+        request.execute(num_retries=retries)
+
+
+@pytest.mark.parametrize("name", ["stripe", "slack", "elasticsearch", "googleapiclient"])
+def test_p03_a_client_that_may_have_repeated_the_request_is_told_to_stop_it(
+    name: str, vendor: Vendor, vendor_control: VendorControl
+) -> None:
+    call = getattr(Clients, name)
+    vendor_control.script("status", status=429, times=20, body={"error": {"code": "x"}})
+    failure = failure_of(call, vendor.url, 0)
+    assert (failure.failure_class, failure.effect, failure.pausable) == (QUOTA, NOT_APPLIED, True), failure
+    failure = failure_of(call, vendor.url, 1)
+    assert (failure.failure_class, failure.effect, failure.pausable) == (QUOTA, UNKNOWN, False), failure
+    assert "does not say whether it did: set " in failure.evidence
 
 
 # --- redirects -----------------------------------------------------------------------------------------------------

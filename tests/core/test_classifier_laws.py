@@ -431,8 +431,7 @@ def test_p07_an_interruption_while_reading_belongs_to_the_process() -> None:
 def test_p07_every_rule_has_one_name_and_a_public_source() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     for rule in RULES:
-        assert rule.source.startswith(("https://", "airflow_runguard.")), rule
-        assert not (rule.types and rule.statuses), rule
+        assert rule.source.startswith("https://"), rule
         assert not (rule.final and rule.effect is not NOT_APPLIED), rule
 
 
@@ -440,10 +439,3 @@ def test_p07_classifying_costs_less_than_a_tenth_of_a_millisecond() -> None:
     """Median over the shapes; of each the best of many, which a busy machine does not blur."""
     best = [min(timeit.repeat(partial(classify, case[1], now=NOW), number=1, repeat=200)) for case in FIELD]
     assert statistics.median(best) < 100e-6
-
-
-def test_p03_clients_whose_retries_cannot_be_read_are_unknown() -> None:
-    azure = type("HttpResponseError", (Exception,), {"__module__": "azure.core.exceptions", "status_code": 429})
-    failure = classify(azure())
-    assert (failure.failure_class, failure.effect) == (FailureClass.QUOTA, UNKNOWN)
-    assert "retry_total=0" in failure.evidence

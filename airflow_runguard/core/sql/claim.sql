@@ -113,13 +113,15 @@ begin
                        case when p_calls = 'body' then t.at + p_max_call_time end, case when p_calls = 'body' then t.at end,
                        p_calls, p_on_doubt,
                        p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result,
-                       p_gate, runguard.gate_epoch(p_deployment, p_gate), p_partition, p_amount, p_currency, ''
+                       p_gate, case when p_gate is not null then runguard.gate_epoch(p_deployment, p_gate) end,
+                       p_partition, p_amount, p_currency, ''
                   from runguard.meta m, (select clock_timestamp() as at) t
                  where not exists (select from runguard.record x
                                     where x.deployment = p_deployment and x.namespace = p_namespace and x.key = p_key)
                    and current_setting('transaction_isolation') = 'read committed' and runguard.lost_time(m) = ''
                    and (m.unknown_before is null or p_run_at >= m.unknown_before)
-                   and m.freezes = 0 and (p_gate is null or runguard.gate_until(p_deployment, p_gate) is null)
+                   and (m.freezes = 0 or runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) is null)
+                   and (p_gate is null or runguard.gate_until(p_deployment, p_gate) is null)
                    and runguard.opened()
                 on conflict do nothing returning k.id, k.claimed_at, k.lease_until),
             started as (
@@ -135,7 +137,7 @@ begin
                 return;
             end if;
         end if;
-        if m.one is null then
+        if r.id is null then                    -- also each time that somebody else's claim came to nothing
             perform runguard.pin();
             select * into strict m from runguard.meta;
             reason := runguard.lost_time(m);
@@ -143,9 +145,8 @@ begin
                 verdict := 'lost_time';
                 now := clock_timestamp();
                 return;
-            elsif m.freezes > 0 then
-                frozen := runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key);
             end if;
+            frozen := case when m.freezes > 0 then runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) end;
         end if;
         if locked then
             select * into r from runguard.record k
@@ -156,7 +157,7 @@ begin
         end if;
         now := clock_timestamp();
 
-        if not found and coalesce(p_run_at, '-infinity') < m.unknown_before then
+        if r.id is null and coalesce(p_run_at, '-infinity') < m.unknown_before then
             -- Absent, but the ledger lost the time in which it may have been done.
             perform runguard.open_for_writing();
             insert into runguard.record (deployment, namespace, key, state, effect, failure_class, first_unknown_at,
@@ -171,19 +172,19 @@ begin
                 perform runguard.book(r, 'in_doubt', p_actor, r.error);
             end if;
             continue;
-        elsif not found and (frozen is not null or runguard.gate_until(p_deployment, p_gate) is not null) then
-            -- It may not begin now, but its line does, so that it waits in the open.
-            perform runguard.open_for_writing();
-            insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version,
-                payload_digest, payload_fields, payload_readable, store_result, ti_id, dag_id, task_id, run_id,
-                try_number, map_index, gate, partition, amount, currency, digest)
-            values (p_deployment, p_namespace, p_key, 'pending', p_calls, p_on_doubt, p_payload_version,
-                p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, p_ti_id, p_dag_id, p_task_id,
-                p_run_id, p_try_number, p_map_index, p_gate, p_partition, p_amount, p_currency, '')
-            on conflict do nothing;
+        elsif r.id is null then
+            if frozen is not null or runguard.gate_until(p_deployment, p_gate) is not null then
+                -- It may not begin now, but its line does, so that it waits in the open.
+                perform runguard.open_for_writing();
+                insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version,
+                    payload_digest, payload_fields, payload_readable, store_result, ti_id, dag_id, task_id, run_id,
+                    try_number, map_index, gate, partition, amount, currency, digest)
+                values (p_deployment, p_namespace, p_key, 'pending', p_calls, p_on_doubt, p_payload_version,
+                    p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, p_ti_id, p_dag_id, p_task_id,
+                    p_run_id, p_try_number, p_map_index, p_gate, p_partition, p_amount, p_currency, '')
+                on conflict do nothing returning * into r;
+            end if;
             continue;
-        elsif not found then
-            continue;                           -- somebody's claim of it came to nothing meanwhile
         end if;
 
         reason := runguard.broken(r);

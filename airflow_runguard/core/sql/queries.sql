@@ -1,19 +1,16 @@
 -- The statements that Python sends. A block begins with `-- name:`; parameters are psycopg's %(name)s.
 
+-- name: replay
+-- The common answer to a rerun, by a plain look: done, readable, asked for with the payload that it was done with. No row
+-- means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
+select clock_timestamp() as now, r.id as record_id, r.generation, r.fence, r.store_result, r.result, r.result_missing
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
+   and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
+   and runguard.broken(r) = ''
+
 -- name: claim
--- The common answer to a rerun is a plain look: done, readable, asked for with the payload that it was done with. No row
--- there means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
-with done as materialized (
-    select clock_timestamp() as now, r.id, r.generation, r.fence, r.store_result, r.result, r.result_missing
-      from runguard.record r
-     where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
-       and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
-       and runguard.broken(r) = '')
-select 'replay' as verdict, null as reason, d.now, d.id as record_id, d.generation, d.fence, null as attempt, null as until,
-       null as holder, d.store_result, d.result, d.result_missing, null as payload_fields, null as reentered
-  from done d
-union all
-select c.* from runguard.claim(
+select * from runguard.claim(
     %(deployment)s, %(namespace)s, %(key)s,
     %(payload_version)s::smallint, %(payload_digest)s, %(payload_fields)s, %(payload_readable)s,
     %(calls)s, %(store_result)s, %(on_doubt)s,
@@ -22,8 +19,7 @@ select c.* from runguard.claim(
     make_interval(secs => %(lease)s), make_interval(secs => %(max_hold)s), %(max_claims)s::int,
     make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(gate)s, %(rate)s, %(max_pauses)s::int, make_interval(secs => %(max_pause)s),
-    %(partition)s, %(amount)s::numeric, %(currency)s) c
- where not exists (select from done)
+    %(partition)s, %(amount)s::numeric, %(currency)s)
 
 -- name: write
 select * from runguard.write(

@@ -96,6 +96,7 @@ begin
             update runguard.record k set state = 'done', effect = 'applied', completeness = coalesce(p_completeness, 'full'),
                    finished_at = t.at, lease_until = null, hold_until = null, handed_over = false,
                    open_calls = 0, no_later_than = null, claims = 0, pauses = 0, paused_since = null,
+                   failure_class = null, needs_person = false, resume_at = null,
                    result = case when k.store_result = 'all' then p_result end,
                    result_digest = case when k.store_result <> 'none' then sha256(p_result) end,
                    result_missing = p_missing, error = coalesce(p_error, ''), evidence = coalesce(p_evidence, '')

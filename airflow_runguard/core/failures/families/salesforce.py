@@ -9,7 +9,7 @@ FAMILY = Family(
     packages=frozenset({"simple_salesforce", "salesforce_bulk"}),
     hosts=(".salesforce.com", ".force.com"),
     headers=("sforce-",),
-    codes=words("REQUEST_LIMIT_EXCEEDED"),
+    codes=words("REQUEST_LIMIT_EXCEEDED UNABLE_TO_LOCK_ROW API_DISABLED_FOR_ORG"),
     rules=(
         rate(
             "salesforce-concurrent",

@@ -1,0 +1,129 @@
+"""Results that look like a success and are none (P9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_runguard.core.failures import classify_result, hidden_retries
+from airflow_runguard.core.record import Effect, FailureClass
+from tests.core import vendors as v
+from tests.core.test_classifier_vendors import DOUBT, NOW, PAUSE, REFUSED, Means, check, replace, wait
+
+QUOTA, UNKNOWN = FailureClass.QUOTA, Effect.UNKNOWN
+
+
+def throttled(asked: int, most: int, there: int) -> dict[str, Any]:
+    status = {"maximumAvailable": most, "currentlyAvailable": there, "restoreRate": 50}
+    return {
+        "errors": [{"message": "Throttled", "extensions": {"code": "THROTTLED"}}],
+        "extensions": {"cost": {"requestedQueryCost": asked, "throttleStatus": status}},
+    }
+
+
+STORED = {"index": {"_id": "a", "status": 201}}
+BUSY = {"index": {"_id": "b", "status": 429, "error": {"type": "es_rejected_execution_exception"}}}
+WRONG = {"index": {"_id": "c", "status": 400, "error": {"type": "mapper_parsing_exception"}}}
+PART = replace(PAUSE, effect=UNKNOWN)
+
+FAULTS: list[tuple[str, Any, Means]] = [
+    ("shopify throttled", throttled(752, 1000, 152), wait(12)),
+    ("shopify never", throttled(1400, 1000, 1000), REFUSED),
+    (
+        "shopify user text",
+        {"errors": [{"message": "'Throttled Down' is invalid", "extensions": {"code": "INVALID"}}]},
+        REFUSED,
+    ),
+    ("shopify as text", '{"errors": [{"message": "x", "extensions": {"code": "THROTTLED"}}]}', PAUSE),
+    (
+        "graphql with data",
+        {"data": {"a": 1}, "errors": [{"message": "x"}]},
+        replace(REFUSED, effect=UNKNOWN, person=False),
+    ),
+    ("mutation refused", {"data": {"create": {"userErrors": [{"field": ["t"], "message": "blank"}]}}}, REFUSED),
+    ("bulk mixed", {"errors": True, "items": [STORED, BUSY, WRONG]}, PART),
+    ("bulk all busy", {"errors": True, "items": [BUSY, BUSY]}, PAUSE),
+    ("bulk all wrong", {"errors": True, "items": [WRONG]}, REFUSED),
+    ("bulk item busy", BUSY, PAUSE),
+    ("bulk item wrong", WRONG, REFUSED),
+    (
+        "graph batch",
+        {
+            "responses": [
+                {"id": "1", "status": 200},
+                {"id": "2", "status": 429, "headers": {"Retry-After": "7"}, "body": {}},
+            ]
+        },
+        replace(PART, wait=7),
+    ),
+    ("dynamodb", {"UnprocessedItems": {"t": [{"PutRequest": {}}]}}, PART),
+    (
+        "kinesis",
+        {
+            "FailedRecordCount": 1,
+            "Records": [{"ShardId": "s"}, {"ErrorCode": "ProvisionedThroughputExceededException"}],
+        },
+        PART,
+    ),
+    ("sqs", {"Failed": [{"Id": "2", "SenderFault": True, "Code": "AccessDenied"}]}, REFUSED),
+    (
+        "salesforce rows",
+        [{"success": False, "errors": [{"statusCode": "UNABLE_TO_LOCK_ROW"}]}],
+        Means(FailureClass.PROCESSING),
+    ),
+    ("slack rate", {"ok": False, "error": "ratelimited"}, PAUSE),
+    ("slack channel", {"ok": False, "error": "channel_not_found"}, REFUSED),
+    ("error inside", {"error": {"message": "something"}}, DOUBT),
+    ("gathered", ["ok", v.http(429, None, {"Retry-After": "3"})], replace(PART, wait=3)),
+    ("returned exception", v.http(429, None, {"Retry-After": "3"}), wait(3)),
+    ("unchecked response", v.http(429, None, {"Retry-After": "9"}).response, wait(9)),
+    ("checked too little", v.http(200, throttled(752, 1000, 152)).response, wait(12)),
+    ("nothing", None, DOUBT),
+    ("empty", [], DOUBT),
+]
+
+
+@pytest.mark.parametrize(("value", "means"), [pytest.param(*fault[1:], id=fault[0]) for fault in FAULTS])
+def test_p09_an_error_inside_a_success_is_found(value: Any, means: Means) -> None:
+    failure = classify_result(value, now=NOW)
+    assert failure is not None
+    check(failure, means)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        False,
+        "ok",
+        b"\xff\xfe",
+        [1, 2],
+        {"id": 1},
+        {"errors": []},
+        {"error": None},
+        {"status": "failed", "rows": 3},
+        {"errors": ["row 3 was skipped"], "rows": 9},
+        {"errors": False, "items": [STORED]},
+        {"UnprocessedItems": {}},
+        STORED,
+        '{"ok": true}',
+        v.http(200, {"id": 1}).response,
+    ],
+    ids=repr,
+)
+def test_p09_a_result_is_no_error(value: Any) -> None:
+    assert classify_result(value, now=NOW) is None
+
+
+@pytest.mark.parametrize("value", [None, "", b"", [], {}, (), set()])
+def test_p09_what_may_be_empty_may_be_empty(value: Any) -> None:
+    assert classify_result(value, now=NOW, may_be_empty=True) is None
+
+
+def test_p07_a_repeated_request_behind_a_success_is_told_with_its_switch() -> None:
+    assert hidden_retries({"ResponseMetadata": {"HTTPStatusCode": 200, "RetryAttempts": 2}}) == (
+        "botocore made 2 hidden retries, which nothing proves harmless: set Config(retries={'total_max_attempts': 1})"
+    )
+    for value in (None, {"id": 1}, {"ResponseMetadata": {"RetryAttempts": 0}}, v.http(200).response, object()):
+        assert hidden_retries(value) == ""
