@@ -63,6 +63,7 @@ def test_a_thousand_sensors_use_one_connection_and_wake_within_a_second(
             woken = await waits[-1] - settled
             for wait in waits:
                 wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
             return woken, early, opened
 
         woken, early, opened = asyncio.run(scenario())

@@ -1,7 +1,7 @@
 """Depth ``observe``: the body runs whatever the ledger says or does not say; it is booked, and people are warned.
 
-Nothing here blocks, raises or decides. The ledger is asked on a thread of its own, for at most ``patience`` seconds in
-all; a ledger that is away costs that once. Calls of an explicit body are made as they come and are not journaled one by
+Nothing here blocks, raises or decides. The ledger is told on a thread of its own, and waited for at most ``patience``
+seconds in all, at the end. Calls of an explicit body are made as they come and are not journaled one by
 one: an observed body is one call. What was booked is honoured when the task is guarded later.
 """
 
@@ -25,7 +25,6 @@ from airflow_runguard.core.record import (
     Effect,
     Failure,
     FailureClass,
-    Observed,
     Verdict,
 )
 from airflow_runguard.core.work import Decision, HandOver, Work, dumped, said
@@ -49,25 +48,34 @@ class Bystander:
         self._questions = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.trouble = ""
-        """Why the ledger was not told ('' = it was)."""
+        """Why the ledger was not told ('' = it was, as far as was heard)."""
 
-    def ask(self, question: Callable[[Ledger], T]) -> T | None:
-        """The answer, or ``None`` where there is none in time (it may still come to pass). Never raises."""
-        reply: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        began = time.monotonic()
+    def tell(self, question: Callable[[Ledger], T]) -> Callable[[], T | None]:
+        """Ask without waiting. What comes back waits for the answer: ``None`` where there is none in time (it may still
+        come to pass). Neither raises."""
+        reply: queue.SimpleQueue[tuple[T | None, str]] = queue.SimpleQueue()
         try:
             self._questions.put((question, reply))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="runguard-bystander", daemon=True)
                 self._thread.start()
-            answer, error = reply.get(timeout=max(0.001, self._left))
-        except queue.Empty:
-            answer, error = None, "the ledger did not answer in time"
         except Exception as problem:
-            answer, error = None, said(problem)
-        self._left -= time.monotonic() - began
-        self.trouble = self.trouble or error
-        return answer if not error else None
+            reply.put((None, said(problem)))
+
+        def wait() -> T | None:
+            began = time.monotonic()
+            try:
+                answer, error = reply.get(timeout=max(0.001, self._left))
+            except queue.Empty:
+                answer, error = None, "the ledger did not answer in time"
+            self._left -= time.monotonic() - began
+            self.trouble = self.trouble or error
+            return answer
+
+        return wait
+
+    def ask(self, question: Callable[[Ledger], T]) -> T | None:
+        return self.tell(question)()
 
     def close(self) -> None:
         """What was asked is still told, by a thread that ends then; this waits for nothing."""
@@ -90,24 +98,34 @@ class Bystander:
 def run(work: Work, bystander: Bystander, say: Callable[[int, str], None]) -> Any:
     """Run the body of ``work`` and book it; returns and raises what the body does.
 
-    :param say: told what a guard would have done.
+    The beginning is booked while the body runs; only its end is waited for, and a vendor key where one is wanted.
+
+    :param say: told what a guard would have done; also from the ledger's thread.
     """
-    order, holder = work.order, work.holder
 
-    def begin(ledger: Ledger) -> tuple[Observed, str]:
-        return ledger.observe(order, holder, "started"), ledger.installation
+    def begin(ledger: Ledger) -> str:
+        seen = ledger.observe(work.order, work.holder, "started")
+        if seen.verdict == "duplicate":
+            say(
+                logging.WARNING, f"This would have been {seen.said} ({work.order.identity}). Observing: it runs anyway."
+            )
+        elif seen.verdict == "broken":
+            say(
+                logging.WARNING,
+                f"{work.order.identity} cannot be read in the ledger ({seen.said}). Observing: it runs.",
+            )
+        return ledger.installation
 
-    begun = bystander.ask(begin)
-    if begun is None:
-        say(logging.WARNING, f"Observed, but not booked: {bystander.trouble}. The task goes on.")
-    elif begun[0].verdict == "duplicate":
-        say(
-            logging.WARNING,
-            f"This would have been {begun[0].said} ({order.identity}). Observing: it runs all the same.",
-        )
-    elif begun[0].verdict == "broken":
-        say(logging.WARNING, f"{order.identity} cannot be read in the ledger ({begun[0].said}). Observing: it runs.")
-    guard = ObservedContext(work, "" if begun is None else begun[1])
+    begun = bystander.tell(begin)
+    try:
+        return _run(work, bystander, begun)
+    finally:
+        if bystander.trouble:
+            say(logging.WARNING, f"Observed, but not booked: {bystander.trouble}. The task goes on.")
+
+
+def _run(work: Work, bystander: Bystander, begun: Callable[[], str | None]) -> Any:
+    guard = ObservedContext(work, begun)
     try:
         with guard.entered():
             value = work.body(guard)
@@ -115,7 +133,9 @@ def run(work: Work, bystander: Bystander, say: Callable[[int, str], None]) -> An
         signal = work.signal(error)
         if isinstance(signal, Decision):
             _tell(bystander, work, "done", result=dumped(work, signal.value))
-        elif not isinstance(signal, HandOver):
+        elif isinstance(signal, HandOver):  # it comes back; its beginning is in the books before it goes
+            bystander.ask(lambda ledger: None)
+        else:
             _tell(bystander, work, "failed", failure=guard.failure_of(error), error=said(error))
         raise
     if isinstance(value, BaseException):  # P9: in the books, an exception given back is an error
@@ -132,10 +152,12 @@ def _tell(bystander: Bystander, work: Work, what: str, **how: Any) -> None:
 class ObservedContext(GuardContext):
     """The guard as an observed body sees it: it makes every call, and hands over the key that a guard would."""
 
-    def __init__(self, work: Work, installation: str) -> None:
+    def __init__(self, work: Work, installation: Callable[[], str | None]) -> None:
+        """:param installation: waits for the ledger's own id; asked once, where a key is wanted."""
         claim = Claim(Verdict.RUN, work.order.identity, datetime.now(UTC), generation=1, attempt=1)
         super().__init__(None, work, claim)  # type: ignore[arg-type]  # it has no writer, and needs none
         self._installation = installation
+        self._salt = ""
         self._calls = 0
         self._failed_calls: list[tuple[BaseException, Failure]] = []
 
@@ -184,5 +206,5 @@ class ObservedContext(GuardContext):
     def _vendor_key(self, name: str, attempt: int) -> str:
         """The key that a guard would use; where the ledger did not say which installation it is, one of this attempt's
         own, since a key that another installation might use could bring back its charge."""
-        salt = self._installation or self._work.holder.ti_id or self._work.holder.nonce
-        return keys.vendor_key(salt, self._claim.identity, name, 1, attempt)
+        self._salt = self._salt or self._installation() or self._work.holder.ti_id or self._work.holder.nonce
+        return keys.vendor_key(self._salt, self._claim.identity, name, 1, attempt)
