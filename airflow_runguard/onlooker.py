@@ -36,9 +36,7 @@ DIED = Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence="its process ended
 # -- callbacks of one task ---------------------------------------------------------------------------------------------
 
 
-def ledger_callbacks(
-    *, key: str | Callable[[Any], Any] | None = None, namespace: str | None = None
-) -> dict[str, Callable[[Any], None]]:
+def ledger_callbacks(*, key: str | Callable[[Any], Any] | None = None, namespace: str | None = None) -> dict[str, Any]:
     """The callbacks that book an existing task in the ledger without changing it: ``BashOperator(…,
     **ledger_callbacks())``. It is observed, not guarded: nothing is held up, and a second run is noted as one.
 
