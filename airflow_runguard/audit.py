@@ -95,7 +95,7 @@ def _slow(rows: Sequence[Mapping[str, Any]], alarm_after: float | None) -> Itera
 
 def _bursts(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for row in rows:
-        what = f"{row['errors']} errors of {row['namespace']} within ten minutes from {row['at']:%Y-%m-%d %H:%M %Z}"
+        what = f"{row['errors']} errors of {row['namespace']} within the ten minutes to {row['at']:%Y-%m-%d %H:%M %Z}"
         yield _finding(
             "errors in a burst", f"{what}, for example: {row['reason'][:200] or 'no reason given'}.", at=row["at"]
         )

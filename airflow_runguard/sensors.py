@@ -53,8 +53,8 @@ class PreviousRunSensor(BaseSensorOperator):
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         Previous(min_gap=min_gap, completion=completion, on_failed=on_previous_failed, on_absent=on_previous_absent)
+        super().__init__(**kwargs)
         self.series, self.min_gap, self.completion = series, min_gap, completion
         self.on_previous_failed, self.on_previous_absent = on_previous_failed, on_previous_absent
         self.deferrable = deferrable

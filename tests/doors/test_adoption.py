@@ -76,7 +76,9 @@ def typed(airflow, *words: str) -> dict[str, Any]:
     airflow.log()
     args = parser.parse_args([*words[1:], "--output", "json"])
     code = dispatch.run(command.name, args, dispatch.through_airflow, changes=command.changes)
-    data: dict[str, Any] = json.loads(airflow.log())
+    out = airflow.log()
+    data: dict[str, Any]
+    data, _ = json.JSONDecoder().raw_decode(out[out.index('{"') if '{"' in out else out.index("{\n") :])
     return {**data, "code": code}
 
 

@@ -38,6 +38,14 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     manager.clear()
 
 
+@pytest.fixture
+def real(airflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in production: all that runs is real work, and every DAG is listened to."""
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__OBSERVE_DAGS", "*")
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__TEST_DEPLOYMENT", "test")
+    airflow.ledger.deployment = "test"
+
+
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
@@ -119,6 +127,7 @@ def hear(dag: Any, *hooks: Any, ti_id: Any = None, **more: Any) -> None:
         hook(previous_state="running", task_instance=ti, **extra)
 
 
+@pytest.mark.usefixtures("real")
 @pytest.mark.parametrize(
     ("hooks", "state"),
     [
@@ -130,17 +139,15 @@ def hear(dag: Any, *hooks: Any, ti_id: Any = None, **more: Any) -> None:
         (["running"], State.RUNNING),
     ],
 )
-def test_it_is_right_when_called_zero_one_or_two_times_or_late(airflow, charge, monkeypatch, hooks, state):
-    monkeypatch.setenv("AIRFLOW__RUNGUARD__OBSERVE_DAGS", "*")
-    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", "test~test")
+def test_it_is_right_when_called_zero_one_or_two_times_or_late(airflow, charge, hooks, state):
     dag = plain(airflow, charge)
     hear(dag, *(getattr(onlooker, f"on_task_instance_{hook}") for hook in hooks))
     assert airflow.record().state is state
     assert airflow.record().broken == ""
 
 
-def test_p05_a_hint_never_overrules_the_holder_of_a_guard(airflow, charge, monkeypatch):
-    monkeypatch.setenv("AIRFLOW__RUNGUARD__OBSERVE_DAGS", "*")
+@pytest.mark.usefixtures("real")
+def test_p05_a_hint_never_overrules_the_holder_of_a_guard(airflow, charge):
     airflow.vendor.script("drop")
     with airflow.dag() as dag:
 
@@ -151,7 +158,6 @@ def test_p05_a_hint_never_overrules_the_holder_of_a_guard(airflow, charge, monke
         pay()
     airflow.run(dag)
     before = airflow.record()
-    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", "test~test")
     for hook in (
         onlooker.on_task_instance_success,
         onlooker.on_task_instance_failed,
@@ -162,7 +168,8 @@ def test_p05_a_hint_never_overrules_the_holder_of_a_guard(airflow, charge, monke
     assert (after.state, after.fence, after.holder) == (State.IN_DOUBT, before.fence, before.holder)
 
 
-def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(airflow, charge, monkeypatch):
+@pytest.mark.usefixtures("real")
+def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(airflow, charge):
     """Mark success in the UI: Airflow's api-server calls the listener with its own kind of task instance."""
     from airflow.models.log import Log
 
@@ -175,8 +182,6 @@ def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(air
 
         pay()
     airflow.run(dag)
-    monkeypatch.setenv("AIRFLOW__RUNGUARD__OBSERVE_DAGS", "*")
-    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", "test~test")
     with created(dag, logical_date=DAY, run_id="by hand") as (dag_run, session):
         (ti,) = dag_run.get_task_instances(session=session)
         session.add(Log(event="patch_task_instance", owner="anna", dag_id=dag.dag_id))

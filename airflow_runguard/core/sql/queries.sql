@@ -247,10 +247,14 @@ select t.namespace, t.key, t.state, t.seconds, m.median, s.mad
  order by t.seconds desc limit %(limit)s
 
 -- name: audit_bursts
-select r.namespace, date_bin('10 minutes', e.at, timestamptz '2000-01-01') as at, count(*)::int as errors, min(e.reason) as reason
-  from runguard.event e join runguard.record r on r.id = e.record_id
- where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind in ('failed', 'in_doubt', 'poison', 'observed_failed')
- group by 1, 2 having count(*) >= %(burst)s::int order by 2 limit %(limit)s
+with errors as (
+    select r.namespace, e.at, e.reason,
+           count(*) over (partition by r.namespace order by e.at range between interval '10 minutes' preceding and current row) as near
+      from runguard.event e join runguard.record r on r.id = e.record_id
+     where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind in ('failed', 'in_doubt', 'poison', 'observed_failed')
+)
+select distinct on (x.namespace) x.namespace, x.at, x.near::int as errors, x.reason
+  from errors x where x.near >= %(burst)s::int order by x.namespace, x.near desc, x.at limit %(limit)s
 
 -- name: audit_stuck
 select r.namespace, r.key, r.state, r.updated_at, r.error,
