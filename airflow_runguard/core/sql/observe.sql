@@ -2,7 +2,7 @@
 -- A hint settles only what an observer held last, or nobody: never the record of a guard's holder (a newer fence).
 
 -- What "this would have been …" says of a record, for a run that begins now; null = nothing would have stopped it.
-create or replace function runguard.would_have_been(r runguard.record, p_nonce text) returns text language sql volatile as $$
+create or replace function runguard.would_have_been(r runguard.record) returns text language sql volatile as $$
     select case
         when r.state = 'done' then format('a duplicate of what was done by %s.%s run %s until %s', r.dag_id, r.task_id, r.run_id,
             to_char(r.finished_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
@@ -52,7 +52,7 @@ begin
         return;
     end if;
     if p_what = 'started' then
-        said := runguard.would_have_been(r, p_nonce);
+        said := runguard.would_have_been(r);
         if said is null and p_payload_digest <> '' and r.first_intent_at is not null and r.payload_digest <> p_payload_digest then
             said := 'refused: it was begun with another payload';
         end if;
@@ -75,7 +75,7 @@ begin
         end if;
     elsif r.state = 'done' then
         verdict := 'duplicate';
-        said := runguard.would_have_been(r, p_nonce);
+        said := runguard.would_have_been(r);
     elsif r.nonce is distinct from p_nonce and (r.state = 'running' or r.nonce not like 'observed:%') then
         verdict := 'late';
     elsif p_what <> 'done' and r.nonce is distinct from p_nonce then
