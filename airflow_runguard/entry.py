@@ -196,7 +196,7 @@ class Entry:
                 record = ledger.get(work.order.identity)
                 text = how.message if isinstance(how, core.Ended) else how.reason
                 ledger.tell(record.id if record else 0, record.generation if record else 0, how.tells, text)
-        if not isinstance(how, core.InDoubt) or _is_test():
+        if not isinstance(how, core.InDoubt) or is_test():
             return how
         if how.seconds is not None and (how.who == "reconcile" or early):
             return core.Waiting(how.message, how.seconds)
@@ -602,10 +602,10 @@ def _configured_depth() -> str | None:
 
 def deployment_of(options: Settings) -> str:
     """Whose records this process works on."""
-    return options.test_deployment if _is_test() else options.deployment
+    return options.test_deployment if is_test() else options.deployment
 
 
-def _is_test() -> bool:
+def is_test() -> bool:
     """Whether ``dag.test()`` or ``airflow tasks test`` runs this: then Airflow's supervisor lives in this process."""
     from airflow.sdk.execution_time import task_runner
 

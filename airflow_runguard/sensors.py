@@ -17,7 +17,7 @@ from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.errors import LedgerUnavailable, PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.series import Place
-from airflow_runguard.entry import SHORTEST_WAIT, deployment_of
+from airflow_runguard.entry import SHORTEST_WAIT, deployment_of, is_test
 from airflow_runguard.operators import GuardMixin, with_defaults
 from airflow_runguard.options import Guard
 from airflow_runguard.series import Previous, Series, place, series_of
@@ -60,7 +60,7 @@ class PreviousRunSensor(BaseSensorOperator):
         self.deferrable = deferrable
 
     def execute(self, context: Context) -> Any:
-        if not self.deferrable:
+        if not self.deferrable or is_test():  # a test has no triggerer
             return super().execute(context)
         return self.look_again(context, since=datetime.now(UTC).isoformat())
 

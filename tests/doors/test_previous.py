@@ -81,7 +81,7 @@ def test_the_sensor_does_what_the_author_said_of_a_previous_run_that_did_not_end
 
 
 @pytest.mark.parametrize(("soft", "state"), [({}, "failed"), ({"soft_fail": True}, "skipped")])
-@pytest.mark.parametrize(("deferrable", "timeout"), [(True, 0), (False, 0.2)])
+@pytest.mark.parametrize(("deferrable", "timeout"), [(True, 0.2), (False, 0.2)])
 def test_timeout_and_soft_fail_are_those_of_any_sensor(airflow, charge, soft, state, deferrable, timeout):
     hold(airflow, "2026-10-01")
     sensor = {"series": SERIES, "timeout": timeout, "poke_interval": 0.05, "deferrable": deferrable, **soft}
@@ -99,17 +99,21 @@ def test_in_reschedule_mode_it_leaves_its_worker(airflow, charge):
     assert run.states["previous_done"] == "up_for_reschedule"
 
 
-def test_deferred_it_is_woken_when_the_previous_run_settles(airflow, charge):
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_it_goes_when_the_previous_run_settles(airflow, charge, deferrable):
+    """Where no triggerer is (``dag.test()``), a deferrable sensor pokes."""
     held = hold(airflow, "2026-10-01")
-    dag = job(airflow, charge, sensor={"series": SERIES, "deferrable": True})
+    dag = job(airflow, charge, sensor={"series": SERIES, "deferrable": deferrable, "poke_interval": 0.05})
     sensor = dag.task_dict["previous_done"]
-    defer = sensor.defer
+    poke = sensor.poke
 
-    def deferring(**kwargs: Any) -> Any:
-        held.settle(State.DONE)
-        defer(**kwargs)
+    def poking(context: Any) -> bool:
+        goes: bool = poke(context)
+        if not goes:
+            held.settle(State.DONE)
+        return goes
 
-    object.__setattr__(sensor, "defer", deferring)
+    object.__setattr__(sensor, "poke", poking)
     run = airflow.run(dag, day=SECOND)
     assert run.state == "success"
     assert "payouts/2026-10-01, is finished" in run.log
