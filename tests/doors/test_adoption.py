@@ -7,6 +7,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -26,7 +27,7 @@ VENDOR = os.environ["RUNGUARD_VENDOR_URL"] + "/charges"
 ORDER = {"customer": "c", "amount": 5}
 
 @dag(schedule="@daily", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False)
-def adopted():
+def NAME():
     if os.environ.get("GUARDED"):
         @guarded_task(task_id="pay", key="invoice/{{ ds }}/{{ args.customer }}", namespace="billing", on_doubt="ask")
         def pay(customer: str):
@@ -38,7 +39,7 @@ def adopted():
     pay("cust-{{ ds_nodash }}")
     BashOperator(task_id="look", bash_command="echo nothing to see")
 
-adopted()
+NAME()
 """
 DAYS = [datetime(2026, 10, day, tzinfo=UTC) for day in (1, 2, 3)]
 
@@ -46,9 +47,10 @@ DAYS = [datetime(2026, 10, day, tzinfo=UTC) for day in (1, 2, 3)]
 @pytest.fixture
 def adopted(airflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The DAG of a team that has run it for years; ``guarded()`` gives it its guard."""
+    airflow.name = f"adopted_{uuid4().hex[:8]}"
     folder = tmp_path / "dags"
     folder.mkdir()
-    (folder / "adopted.py").write_text(SOURCE)
+    (folder / "adopted.py").write_text(SOURCE.replace("NAME", airflow.name))
     bundle = {"name": "dags-folder", "classpath": "airflow.dag_processing.bundles.local.LocalDagBundle"}
     bundle["kwargs"] = {"path": str(folder)}
     monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps([bundle]))
@@ -62,7 +64,7 @@ def adopted(airflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setenv("GUARDED", "yes" if guarded else "")
         bag = DagBag(folder / "adopted.py", collect_dags=True)
         assert bag.import_errors == {}
-        return bag.dags["adopted"]
+        return bag.dags[airflow.name]
 
     return dag
 
@@ -86,42 +88,42 @@ def test_history_that_was_booked_is_not_charged_again(airflow, adopted):
     for day in DAYS:
         assert airflow.run(adopted(guarded=False), day=day).state == "success"
     dag = adopted(guarded=True)
-    would = typed(airflow, "preview", "--dag-id", "adopted")
+    would = typed(airflow, "preview", "--dag-id", airflow.name)
     assert (would["counts"], would["code"]) == ({"run": 3}, 0)
 
     before = ["--before", (datetime.now(UTC) + timedelta(days=1)).isoformat()]
-    dry = typed(airflow, "baseline", "--dag-id", "adopted", *before)
+    dry = typed(airflow, "baseline", "--dag-id", airflow.name, *before)
     assert len(dry["records"]) == 3
     assert "Nothing was changed" in dry["said"]
     assert airflow.records() == []
-    refused = typed(airflow, "baseline", "--dag-id", "adopted", *before, "--apply")
+    refused = typed(airflow, "baseline", "--dag-id", airflow.name, *before, "--apply")
     assert (refused["code"], "--reason" in refused["error"]) == (2, True)
-    booked = typed(airflow, "baseline", "--dag-id", "adopted", *before, "--apply", "--reason", "seen in the books")
+    booked = typed(airflow, "baseline", "--dag-id", airflow.name, *before, "--apply", "--reason", "seen in the books")
     assert booked["records"] == [f"billing/invoice/2026-10-0{n}/cust-2026100{n}" for n in (1, 2, 3)]
-    assert typed(airflow, "preview", "--dag-id", "adopted")["counts"] == {"replay": 3}
+    assert typed(airflow, "preview", "--dag-id", airflow.name)["counts"] == {"replay": 3}
 
     charges = airflow.vendor.charges()
     cleared = airflow.run(dag, day=DAYS[0])
     assert airflow.vendor.charges() == charges, "clearing history charges nobody"
     assert "its result was not stored" in cleared.log
-    again = typed(airflow, "baseline", "--dag-id", "adopted", *before, "--apply", "--reason", "once more")
-    assert (again["records"], again["known"]) == ([], 3)
+    again = typed(airflow, "baseline", "--dag-id", airflow.name, *before, "--apply", "--reason", "once more")
+    assert (again["records"], again["known"]) == ([], 2), "the cleared one is no success any more"
 
 
 def test_a_backfill_is_told_before_it_runs(airflow, adopted):
     dag = adopted(guarded=True)
     airflow.run(dag, day=DAYS[0])
     would = typed(
-        airflow, "preview", "--dag-id", "adopted", "--backfill", "2026-10-01T00:00:00Z", "2026-10-03T00:00:00Z"
+        airflow, "preview", "--dag-id", airflow.name, "--backfill", "2026-10-01T00:00:00Z", "2026-10-03T00:00:00Z"
     )
     assert would["counts"] == {"replay": 1, "run": 2}
-    assert would["said"] == "3 run(s) of adopted: 2 would run, 1 would replay."
+    assert would["said"] == f"3 run(s) of {airflow.name}: 2 would run, 1 would replay."
 
 
 def test_a_dag_without_a_guard_says_what_to_do(airflow, adopted):
     airflow.run(adopted(guarded=False), day=DAYS[0])
-    refused = typed(airflow, "preview", "--dag-id", "adopted")
-    assert (refused["code"], refused["remedy"]) == (1, "Run `airflow runguard candidates --dag-id adopted`.")
+    refused = typed(airflow, "preview", "--dag-id", airflow.name)
+    assert (refused["code"], refused["remedy"]) == (1, f"Run `airflow runguard candidates --dag-id {airflow.name}`.")
 
 
 def test_tasks_that_look_like_effects_are_found_and_guarded_ones_are_not(airflow, adopted):
@@ -129,13 +131,13 @@ def test_tasks_that_look_like_effects_are_found_and_guarded_ones_are_not(airflow
     found = typed(airflow, "candidates")
     assert [(one["task_id"], one["why"]) for one in found["tasks"]] == [("pay", "its function calls requests.post")]
     adopted(guarded=True)
-    assert typed(airflow, "candidates", "--dag-id", "adopted")["tasks"] == []
+    assert typed(airflow, "candidates", "--dag-id", airflow.name)["tasks"] == []
 
 
 def test_these_commands_say_that_they_need_airflow():
     from airflow_runguard.cli import main
 
-    assert main(["preview", "--dag-id", "adopted", "--dsn", "postgresql://nobody@127.0.0.1:1/x"]) == 2
+    assert main(["preview", "--dag-id", "d", "--dsn", "postgresql://nobody@127.0.0.1:1/x"]) == 2
 
 
 # -- the audit ---------------------------------------------------------------------------------------------------------
@@ -151,7 +153,7 @@ def test_the_audit_shows_ledger_and_airflow_disagreeing(airflow, adopted):
     airflow.vendor.script("drop")
     airflow.run(adopted(guarded=True), day=DAYS[0])
     assert airflow.record().state is State.IN_DOUBT
-    _mark("adopted", "pay", "success")
+    _mark(airflow.name, "pay", "success")
     found = typed(airflow, "audit", "--tell")
     kinds = [finding["kind"] for finding in found["findings"]]
     assert (kinds, found["code"]) == (["Airflow disagrees"], 1)
@@ -168,7 +170,7 @@ def test_p06_a_pause_that_airflow_shows_as_failed_is_found(airflow, adopted):
             "update runguard.record set state = 'paused', resume_at = clock_timestamp(), finished_at = null, "
             "effect = null, completeness = 'none', result = null, result_digest = null, failure_class = 'quota'"
         )
-    _mark("adopted", "pay", "failed")
+    _mark(airflow.name, "pay", "failed")
     (finding,) = typed(airflow, "audit")["findings"]
     assert finding["kind"] == "paused, shown as ended"
 
