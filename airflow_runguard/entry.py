@@ -150,19 +150,17 @@ class Entry:
             order = self.order(options)
             connect = connect_ledger(options)
 
-            def open_ledger() -> Ledger:
-                ledger = Ledger(connect, deployment=order.identity.deployment)
-                ledger.check()
-                return ledger
+            def ledger() -> Ledger:
+                return Ledger(connect, deployment=order.identity.deployment)
 
         except RunGuardError as error:
             trouble = error
             order = Order(identity=Identity("observed", "unnamed", str(self.ti.id)), payload=keys.payload({}))
 
-            def open_ledger() -> Ledger:
+            def ledger() -> Ledger:
                 raise trouble
 
-        bystander = observe.Bystander(open_ledger, patience)
+        bystander = observe.Bystander(ledger, patience)
         try:
             value = observe.run(self.work(order, body), bystander, self.say)
         finally:

@@ -164,13 +164,7 @@ def _told(options: Settings, ti: Any, namespace: str, name: str, word: str) -> N
 
 def _ask(options: Settings, identity: Identity, question: Callable[[Ledger], Any]) -> None:
     connect = connect_ledger(options)
-
-    def open_ledger() -> Ledger:
-        ledger = Ledger(connect, deployment=identity.deployment)
-        ledger.check()
-        return ledger
-
-    bystander = Bystander(open_ledger, options.observe_timeout)
+    bystander = Bystander(lambda: Ledger(connect, deployment=identity.deployment), options.observe_timeout)
     bystander.ask(question)
     bystander.close()
     if bystander.trouble:

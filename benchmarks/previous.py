@@ -53,7 +53,7 @@ def observe_ms(ledger_url: str, calls: int) -> float:
             order=order, holder=_holder(), body=lambda _: time.sleep(CALL), dump=lambda _: b"1", load=lambda _: 1
         )
         begun = time.perf_counter()
-        bystander = observe.Bystander(lambda: _opened(ledger_url), 5.0)
+        bystander = observe.Bystander(lambda: Ledger(lambda: psycopg.connect(ledger_url), deployment=DEPLOYMENT), 5.0)
         observe.run(work, bystander, lambda level, what: None)
         took.append(time.perf_counter() - begun - CALL)
         bystander.close()

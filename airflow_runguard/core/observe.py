@@ -39,11 +39,11 @@ NOTHING_CALLED = Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, evidence="
 class Bystander:
     """Tells a ledger what happens, from a thread that nobody waits for longer than ``patience`` seconds in all.
 
-    :param open_ledger: called on that thread.
+    :param ledger: makes the ledger, on that thread, where it is checked and closed as well.
     """
 
-    def __init__(self, open_ledger: Callable[[], Ledger], patience: float) -> None:
-        self._open_ledger, self._left = open_ledger, patience
+    def __init__(self, ledger: Callable[[], Ledger], patience: float) -> None:
+        self._ledger, self._left = ledger, patience
         self._questions: queue.SimpleQueue[tuple[Callable[[Ledger], Any], queue.SimpleQueue[Any]] | None]
         self._questions = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -83,11 +83,14 @@ class Bystander:
 
     def _run(self) -> None:
         ledger: Ledger | None = None
+        checked = False
         while (asked := self._questions.get()) is not None:
             question, reply = asked
             try:
-                if ledger is None:
-                    ledger = self._open_ledger()
+                ledger = ledger or self._ledger()
+                if not checked:
+                    ledger.check()
+                    checked = True
                 reply.put((question(ledger), ""))
             except Exception as error:
                 reply.put((None, said(error)))

@@ -9,8 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from airflow.listeners.listener import get_listener_manager
 from airflow.providers.standard.operators.python import PythonOperator
+from airflow.sdk.listener import get_listener_manager
 
 from airflow_runguard import guarded_task, ledger_callbacks, onlooker
 from airflow_runguard.core.record import State
@@ -49,14 +49,14 @@ def real(airflow, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- callbacks ---------------------------------------------------------------------------------------------------------
 
 
-def test_callbacks_book_a_task_and_note_its_second_run(airflow, charge):
+def test_callbacks_book_a_task_and_note_its_second_run(airflow, charge, caplog):
     dag = plain(airflow, charge, ledger_callbacks(key="invoice/7", namespace="billing"))
     airflow.run(dag)
     second = airflow.run(dag)
     assert (second.state, airflow.vendor.charges()) == ("success", 2)
     assert airflow.record().state is State.DONE
     assert airflow.kinds() == ["observed_started", "observed_done", "observed_again", "observed_again"]
-    assert "Under a guard, this would have been a duplicate of" in second.log
+    assert "Under a guard, this would have been a duplicate of" in caplog.text
 
 
 def test_a_task_that_fails_leaves_a_doubt_and_its_retry_settles_it(airflow, charge):
@@ -82,11 +82,11 @@ def test_what_callbacks_saw_is_honoured_by_a_guard(airflow, charge):
     assert "Done before" in run.log
 
 
-def test_nothing_that_goes_wrong_is_raised_into_airflow(airflow, charge, monkeypatch):
+def test_nothing_that_goes_wrong_is_raised_into_airflow(airflow, charge, monkeypatch, caplog):
     monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", "postgresql://nobody@127.0.0.1:1/none")
     run = airflow.run(plain(airflow, charge, ledger_callbacks()))
     assert run.state == "success"
-    assert "was observed, but not booked" in run.log
+    assert "was observed, but not booked" in caplog.text
 
 
 # -- the listener ------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(air
 
         pay()
     airflow.run(dag)
-    with created(dag, logical_date=DAY, run_id="by hand") as (dag_run, session):
+    with created(dag, logical_date=DAY, run_id="by-hand") as (dag_run, session):
         (ti,) = dag_run.get_task_instances(session=session)
         session.add(Log(event="patch_task_instance", owner="anna", dag_id=dag.dag_id))
         for _ in range(2):
