@@ -12,12 +12,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
-    from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
+    from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, Submitted, current_guard
+    from airflow_runguard.core.jobs import FailedForGood, JobFailed, NotFound, Running, Succeeded
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.onlooker import ledger_callbacks
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
+    from airflow_runguard.reconcile import ReconcileOperator, VendorEffect
+    from airflow_runguard.reconcilers import FileLookup, HttpLookup, SftpLookup, SqlLookup, StripeLookup
     from airflow_runguard.retry import GuardRetryPolicy
     from airflow_runguard.sensors import PreviousRunSensor
     from airflow_runguard.series import Previous, Series
@@ -26,21 +29,34 @@ if TYPE_CHECKING:
 _ROOMS = {
     "Applied": "core.guard",
     "Doubt": "core.guard",
+    "FailedForGood": "core.jobs",
+    "FileLookup": "reconcilers",
     "Guard": "options",
     "GuardContext": "core.guard",
     "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
+    "HttpLookup": "reconcilers",
+    "JobFailed": "core.jobs",
     "LedgerAuditOperator": "upkeep",
     "NotApplied": "core.errors",
+    "NotFound": "core.jobs",
     "PlanningError": "core.errors",
     "Previous": "series",
     "PreviousRunSensor": "sensors",
+    "ReconcileOperator": "reconcile",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
     "RunGuardNotifier": "notices",
+    "Running": "core.jobs",
     "Series": "series",
+    "SftpLookup": "reconcilers",
+    "SqlLookup": "reconcilers",
     "StillUnknown": "core.guard",
     "SweepOperator": "upkeep",
+    "StripeLookup": "reconcilers",
+    "Submitted": "core.guard",
+    "Succeeded": "core.jobs",
+    "VendorEffect": "reconcile",
     "current_guard": "core.guard",
     "guarded": "operators",
     "guarded_task": "decorators",
@@ -50,21 +66,34 @@ _ROOMS = {
 __all__ = [
     "Applied",
     "Doubt",
+    "FailedForGood",
+    "FileLookup",
     "Guard",
     "GuardContext",
     "GuardRetryPolicy",
     "GuardedPythonOperator",
+    "HttpLookup",
+    "JobFailed",
     "LedgerAuditOperator",
     "NotApplied",
+    "NotFound",
     "PlanningError",
     "Previous",
     "PreviousRunSensor",
+    "ReconcileOperator",
     "ResultNotStored",
     "RunGuardError",
     "RunGuardNotifier",
+    "Running",
     "Series",
+    "SftpLookup",
+    "SqlLookup",
     "StillUnknown",
+    "StripeLookup",
+    "Submitted",
+    "Succeeded",
     "SweepOperator",
+    "VendorEffect",
     "current_guard",
     "guarded",
     "guarded_task",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.jobs import DbtCloudRun, JobAdapter, ResumableJob
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -62,6 +63,7 @@ class Adapter:
     :param single_request: whether it makes exactly one request, so that its error speaks for the effect.
     :param prepare: makes a parsed operator guardable, or raises :class:`PlanningError`.
     :param known: an error needs no ``on_doubt`` from the author: asking is the default.
+    :param job: how its job is kept and attached to, where it submits one and waits for it.
     :param refused: why it cannot be guarded.
     """
 
@@ -69,6 +71,7 @@ class Adapter:
     single_request: Callable[[BaseOperator], bool] = lambda operator: False
     prepare: Callable[[BaseOperator], None] = lambda operator: None
     known: bool = False
+    job: JobAdapter | None = None
     refused: str = ""
 
 
@@ -81,7 +84,16 @@ def _http_in_the_worker(operator: Any) -> None:
     operator.deferrable = False
 
 
+RESUMABLE = Adapter(known=True, job=ResumableJob())
+
 ADAPTERS: Mapping[str, Adapter] = {
+    "airflow.sdk.bases.resumablejobmixin.ResumableJobMixin": RESUMABLE,
+    "airflow.providers.common.compat._resumable_job_mixin.ResumableJobMixin": RESUMABLE,
+    "airflow.providers.dbt.cloud.operators.dbt.DbtCloudRunJobOperator": Adapter(
+        arguments=_fields("account_id", "job_id", "steps_override", "schema_override", "additional_run_config"),
+        known=True,
+        job=DbtCloudRun(),
+    ),
     "airflow.providers.standard.operators.python.PythonOperator": Adapter(arguments=_python_arguments),
     "airflow.providers.http.operators.http.HttpOperator": Adapter(
         arguments=_fields("endpoint", "method", "data"),

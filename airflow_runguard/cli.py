@@ -291,6 +291,16 @@ COMMANDS = (
             Argument("--tell", action="store_true", help="tell people, through the notifiers, if there is anything"),
         ),
     ),
+    Command(
+        "reconcile",
+        "Ask the vendors about everything in doubt, by the functions in the DAGs",
+        (
+            Argument("--dag-id", metavar="ID", help="only last worked on by this DAG"),
+            Argument("--namespace", metavar="NAME", help="only of this namespace"),
+            Argument("--key-prefix", metavar="TEXT", help="only keys that begin so"),
+            ACTOR,
+        ),
+    ),
     Command("resume", "Let a paused record go on now, if its gate lets it", (KEY, NAMESPACE), changes=True),
     Command(
         "bypass",

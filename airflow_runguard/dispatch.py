@@ -11,7 +11,8 @@ import getpass
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -183,11 +184,22 @@ def _do(
         return commands.db_upgrade(door.connect, deployment=door.deployment, sql=False)
     if name == "doctor":
         return commands.doctor(door.connect, deployment=door.deployment, settings=door.settings)
+    if name == "reconcile" and door.settings is None:
+        raise PlanningError(
+            "The functions that ask the vendors are in the DAGs, which only Airflow can load. Nobody was asked.",
+            "Run `airflow runguard reconcile` where Airflow runs.",
+        )
     ledger = Ledger(door.connect, deployment=door.deployment)
     try:
         ledger.check()
         if name in ("preview", "baseline", "audit"):
             return _beside_airflow(name, args, ledger, airflow=door.settings is not None)
+        if name == "reconcile":
+            from airflow_runguard.reconcile import Functions, settle_all
+
+            scope = {"dag_id": args.dag_id, "namespace": args.namespace, "prefix": args.key_prefix}
+            with _said_to_stderr():
+                return settle_all(ledger, Functions(), actor=f"reconcile, started by {_actor(args)}", **scope)
         return _with_ledger(name, args, ledger, changes, getattr(door.settings, "resume_rate", RESUME_RATE))
     finally:
         ledger.close()
@@ -212,6 +224,20 @@ def _beside_airflow(name: str, args: argparse.Namespace, ledger: Ledger, *, airf
     return adoption.baseline(
         ledger, args.dag_id, before=args.before, apply=args.apply, actor=_actor(args), reason=args.reason or ""
     )
+
+
+@contextmanager
+def _said_to_stderr() -> Iterator[None]:
+    """What a DAG's file prints, and Airflow logs while it loads it, is not this command's answer."""
+    sys.stdout.flush()
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(answer, 1)
+        os.close(answer)
 
 
 def _with_ledger(

@@ -30,7 +30,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human, measures, series
+from airflow_runguard import codec, human, jobs, measures, series, sqlguard
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
@@ -322,7 +322,6 @@ class Entry:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        on_doubt = self.guard.on_doubt
         return core.Work(
             order=order,
             holder=holder,
@@ -330,7 +329,8 @@ class Entry:
             dump=codec.dump,
             load=codec.load,
             signal=self._signal,
-            reconcile=on_doubt if callable(on_doubt) else None,
+            reconcile=sqlguard.answers(self.guard.on_doubt),
+            transaction=sqlguard.SqlTransaction,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
             watch=measures.watch,
@@ -346,7 +346,10 @@ class Entry:
         object.__setattr__(self.operator, "_guard_context", guard)
         with self._recorded_xcoms(), self._recorded_return() as returned:
             try:
-                value = body()
+                if self.adapter.job is not None and guard.body_is_call and self.resumes is None:
+                    value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)
+                else:
+                    value = body()
             except BrokenPipeError:
                 if not returned:
                     raise

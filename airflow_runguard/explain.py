@@ -205,6 +205,14 @@ def sentence(event: Event) -> str:
             return f"{event.actor} went to wait in Airflow{because}."
         case "resend":
             return f"{event.actor} sends again under the same vendor key{because}."
+        case "attaches":
+            return f"{event.actor} took it on to attach to the job that was submitted (fence {event.fence})."
+        case "remembered":
+            late = ", too late to be of use but for looking it up" if detail.get("late") else ""
+            kind = "job" if detail.get("submitted") else "reference"
+            return f"{event.actor} kept the vendor's {kind} {detail.get('external_id')!r} of {call}{late}."
+        case "effect_missing" | "effect_denied" | "effect_twice":
+            return f"{event.actor} compared with the vendor's list{because}."
         case "called":
             return f"{event.actor} was about to send {call}, attempt {detail.get('attempt', 1)}."
         case "answered":

@@ -31,6 +31,7 @@ KINDS: Mapping[str, str] = {
     "stale_writer": "A process that was no longer the holder of {name} was refused",
     "ledger_lost_time": "The run ledger lost time: nothing is called",
     "restore_acknowledged": "The run ledger is used again after it lost time",
+    "vendor_differs": "The vendor's list and the run ledger differ",
     "prevented": "Calls that were not repeated",
     "audit": "The audit of the run ledger found something",
 }

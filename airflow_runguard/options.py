@@ -7,7 +7,6 @@ from ``[runguard]``. Imports nothing heavy and opens nothing.
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -66,7 +65,8 @@ class Guard:
     :param calls: ``body`` = the function is one call; ``explicit`` = it makes its calls with ``guard.call``. Default:
         ``explicit`` for a function whose first parameter is ``guard``.
     :param on_doubt: who settles what nobody knows: ``ask`` a person, ``replay`` under the same vendor key, or a
-        function ``(doubt) -> Applied(result) | NotApplied() | StillUnknown(reason)`` that asks the vendor.
+        function ``(doubt) -> Applied(result) | NotApplied() | StillUnknown(reason)``, sync or async, that asks the
+        vendor (ready-made ones: ``reconcilers.py``).
     :param on_busy: while another holder works on it: ``wait`` without a worker slot, ``fail``, or ``skip``.
     :param store_result: ``all``; ``digest`` or ``none`` for results that must not be kept (a replay then fails with
         ``ResultNotStored``, or gives ``None``).
@@ -134,8 +134,6 @@ class Guard:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is none of {shown}.")
         if not (self.on_doubt in (None, "ask", "replay") or callable(self.on_doubt)):
             raise PlanningError(f"on_doubt={self.on_doubt!r} is neither 'ask', 'replay' nor a function.")
-        if inspect.iscoroutinefunction(self.on_doubt):
-            raise PlanningError("on_doubt is an async function.", "Write it as `def`.")
         if self.key is not None and not callable(self.key) and not (isinstance(self.key, str) and self.key):
             raise PlanningError(f"key={self.key!r} is neither a template nor a function.")
         if self.namespace is not None and not (isinstance(self.namespace, str) and self.namespace):

@@ -18,13 +18,16 @@ from typing import Any, TypeVar, cast
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError
 from airflow_runguard.core.failures import classify, hidden_retries
-from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Written
+from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
+from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Result, Written
 from airflow_runguard.core.work import (
     BODY,
+    IN_SQL,
     THAW,
     Done,
     Ended,
     Interrupt,
+    Marker,
     Waiting,
     Work,
     dumped,
@@ -42,6 +45,7 @@ ASYNC_CALL = "For an async function use `await guard.acall(…)`."
 WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
+SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
@@ -53,6 +57,27 @@ def never_ran(value: object) -> bool:
     return inspect.isasyncgen(value)
 
 
+def _accept(what: str, value: object) -> None:
+    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come."""
+    if never_ran(value):
+        raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
+    if hasattr(value, "add_done_callback"):
+        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error and those that it stems from."""
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    return chain
+
+
+log = logging.getLogger("airflow_runguard")
+_calling: ContextVar[str | None] = ContextVar("runguard_call", default=None)
+"""The call whose function runs here."""
 _current: ContextVar[GuardContext | None] = ContextVar("runguard", default=None)
 
 
@@ -70,11 +95,13 @@ def current_guard() -> GuardContext:
 
 
 @dataclass(frozen=True, slots=True)
-class _Go:
+class Go:
     """The ledger's yes to one call: its vendor key, or the result of a call that is done already."""
 
     vendor_key: str = ""
     replay: Done | None = None
+    job: str = ""
+    """The name at the vendor of what was submitted before."""
 
 
 @dataclass(slots=True)
@@ -95,6 +122,9 @@ class GuardContext:
     _unbooked: set[str] = field(default_factory=set)
     """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
+    _job: str = ""
+    _followed: dict[int, BaseException] = field(default_factory=dict)
+    """Errors that came after a job was submitted and its name was kept."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
 
@@ -142,24 +172,184 @@ class GuardContext:
         :returns: what ``fn`` returned, now or the first time.
         :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
         """
+
+        def make(go: Go) -> T:
+            value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
+            _accept(f"guard.call({name!r})", value)
+            return value
+
+        return self._made(name, arguments, make, classify)
+
+    def sql(self, name: str, conn_id: str, fn: Callable[..., T], /, *args: Any, **arguments: Any) -> T:
+        """Have an effect in a database, with its proof in the same transaction: there is no doubt afterwards.
+
+        ``fn(connection, *args, **arguments)`` runs in a transaction that is committed when it returns and rolled back
+        when it raises; it may not end the transaction itself. All of its effect must be in that transaction: what it
+        does elsewhere is not undone and not proven. The proof is a line of the table ``runguard_marker`` in that
+        database, which is created on first use where that is allowed (docs/doubt.md has its DDL).
+
+        :param name: of the call, as in :meth:`call`.
+        :param conn_id: the Connection of a PostgreSQL, MySQL or SQLite database.
+        :returns: what ``fn`` returned, now or in the try that committed.
+        :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
+        """
+        if self._work.transaction is None:
+            raise PlanningError("guard.sql was called where there are no Connections.")
+        transaction = self._work.transaction(conn_id)
+        work = self._work
+
+        def make(go: Go) -> T:
+            stores = work.order.store_result == "all"
+            marker = Marker(
+                go.vendor_key,
+                self._claim.fence,
+                stores,
+                dump=lambda value: dumped(work, value) if stores else Result(None),
+                load=work.load,
+            )
+            value: T = transaction.make(
+                marker,
+                lambda connection: fn(connection, *args, **arguments),
+                lambda value: _accept(f"guard.sql({name!r})", value),
+            )
+            return value
+
+        return self._made(name, {IN_SQL: conn_id, **arguments}, make, transaction.judge)
+
+    def remember(self, external_id: str) -> None:
+        """Keep the vendor's own name for what the call under way has set going, before waiting for it: whoever looks
+        into a doubt (``doubt.external_id``), and the command line, then know what to look for.
+
+        To be called by the function that :meth:`call` or :meth:`acall` was given. Where a later try shall go on waiting
+        instead of asking, use :meth:`submit`.
+
+        :raises PlanningError: no call is under way here (threads of the function's own do not know it), or no name.
+        """
+        name = _calling.get()
+        if name is None:
+            raise PlanningError("guard.remember was called outside the function of a guard.call.")
+        self._keep(name, external_id, submitted=False)
+
+    def submit(
+        self,
+        name: str,
+        submit: Callable[..., str],
+        attach: Look,
+        /,
+        *args: Any,
+        poll: float = 30.0,
+        vendor_key_as: str | None = None,
+        **arguments: Any,
+    ) -> Any:
+        """Submit a job once over all tries of this work, and wait for it.
+
+        ``submit(*args, **arguments)`` returns the job's name at the vendor, which is kept in the ledger at once. Then
+        ``attach(job)`` is asked every ``poll`` seconds. A later try only attaches: it waits for a job that runs, takes
+        the result of one that succeeded, submits anew (under a new vendor key) only where the vendor says that the job
+        failed for good, and ends in doubt where the vendor does not know it. An error of ``attach`` never submits
+        again; one that says to wait pauses the work, and the job goes on.
+
+        :param attach: ``job -> Running() | Succeeded(result) | FailedForGood(reason) | NotFound(reason)``.
+        :returns: the job's result, now or the first time.
+        :raises JobFailed: it failed for good in this try; the next one submits it anew.
+        """
+        for again in (False, True):
+            found: list[str] = []
+
+            def make(go: Go, found: list[str] = found) -> Any:
+                job = go.job
+                if job:
+                    found.append(job)
+                else:
+                    job = submit(*args, **self._with_key(go, vendor_key_as, arguments))
+                    if not isinstance(job, str) or not job:
+                        raise PlanningError(f"The submit function of {name!r} returned {job!r}, not the job's name.")
+                    self._keep(name, job, submitted=True)
+                try:
+                    return followed(job, attach, lambda: self._writer.stopped(poll))
+                except BaseException as error:
+                    self._followed[id(error)] = error
+                    if isinstance(error, JobNotFound):
+                        self._keep(name, job, submitted=False)
+                    raise
+
+            def judge(error: BaseException) -> Failure:
+                return judged(error) if id(error) in self._followed else classify(error)
+
+            try:
+                return self._made(name, arguments, make, judge, attaches=True)
+            except JobFailed:
+                if again or not found:
+                    raise
+        raise AssertionError("unreachable")
+
+    def submitted(self) -> str:
+        """The job that an earlier try of this body submitted; '' = none."""
+        return self._writer.external_id(BODY).result()
+
+    def keep_job(self, job: str) -> None:
+        """This body submitted a job."""
+        self._keep(BODY, job, submitted=True)
+        self._job = job
+
+    @contextmanager
+    def following(self, job: str = "") -> Iterator[None]:
+        """What is raised here, once a job is known, comes from waiting for it."""
+        try:
+            yield
+        except BaseException as error:
+            known = job or self._job
+            if known:
+                self._followed[id(error)] = error
+                if isinstance(error, JobNotFound):
+                    self._keep(BODY, known, submitted=False)
+            raise
+
+    def judged(self, error: BaseException) -> Failure | None:
+        """What an error means that came from waiting for a job; ``None`` = it did not."""
+        return judged(error) if id(error) in self._followed else None
+
+    def job_goes_on(self, error: BaseException) -> bool:
+        """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""
+        left = (self._followed.get(id(link)) for link in _chain(error))
+        return any(link is not None and not isinstance(link, JobNotFound | JobFailed) for link in left)
+
+    def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
+        if not isinstance(external_id, str) or not 0 < len(external_id) <= 2000:
+            raise PlanningError(f"The vendor's name for call {name!r} must be a text, not {external_id!r}.")
+        if self._writer.remember(name, external_id, submitted=submitted).result() != "ok":
+            log.warning("Call %r is no longer this process's; %r was kept as evidence only.", name, external_id)
+
+    def _made(
+        self,
+        name: str,
+        readable: dict[str, Any],
+        make: Callable[[Go], T],
+        judge: Callable[[BaseException], Failure],
+        *,
+        attaches: bool = False,
+    ) -> T:
+        """Intent, call, outcome.
+
+        :param judge: what an error of ``make`` means.
+        :param attaches: ``make`` takes up a job that was submitted before.
+        """
         with self._alone(name):
             with self._asking(name):
-                answer = self._intent(name, arguments).result()
-            go = self._go(name, answer)
+                answer = self._intent(name, readable).result()
+                job = self._writer.external_id(name).result() if answer.verdict == "attach" and attaches else ""
+            go = self._go(name, answer, job)
             if go.replay is not None:
                 return cast(T, go.replay.value)
+            token = _calling.set(name)
             try:
                 with self._work.watch(f"call {name}"):
-                    value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-                if never_ran(value):
-                    raise NotApplied(
-                        f"What guard.call({name!r}) was given is async or yields: nothing ran.", ASYNC_CALL
-                    )
-                if hasattr(value, "add_done_callback"):
-                    raise PlanningError(f"guard.call({name!r}) got a future, whose work may still come.", WAIT_FOR_IT)
+                    value = make(go)
             except BaseException as error:
-                self._failed(name, error).result()
+                self._failed(name, error, judge(error)).result()
                 raise
+            finally:
+                _calling.reset(token)
             self._ended(name, value).result()
             return value
 
@@ -179,12 +369,15 @@ class GuardContext:
             go = self._go(name, answer)
             if go.replay is not None:
                 return cast(T, go.replay.value)
+            token = _calling.set(name)
             try:
                 with self._work.watch(f"call {name}"):
                     value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise
+            finally:
+                _calling.reset(token)
             await self._ended(name, value).waited()
             return value
 
@@ -198,11 +391,7 @@ class GuardContext:
 
     def failure_behind(self, error: BaseException) -> Failure | None:
         """The booked failure of the call that ``error`` stems from; ``None`` where it comes from between the calls."""
-        chain: list[BaseException] = []
-        link: BaseException | None = error
-        while link is not None and link not in chain:
-            chain.append(link)
-            link = link.__cause__ or link.__context__
+        chain = _chain(error)
         return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
 
     # -- the steps that call and acall share -------------------------------------------------------------------------
@@ -242,22 +431,27 @@ class GuardContext:
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(keys.readable(arguments)))
 
-    def _go(self, name: str, answer: IntentAnswer) -> _Go:
+    def _go(self, name: str, answer: IntentAnswer, job: str = "") -> Go:
         """The ledger's answer to an intent, checked once more right before the call."""
         match answer.verdict:
-            case "run":
+            case "attach" if not job:
+                self._writer.withdraw(name)
+                raise self._interrupted(
+                    Ended(f"Call {name!r} of {self._claim.identity} is a job at the vendor. {SUBMIT}", retry=False)
+                )
+            case "run" | "attach":
                 if not self._writer.may_call():
                     self._writer.withdraw(name)
                     raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
                 self.called = True
                 self._unbooked.add(name)
-                return _Go(vendor_key=self._vendor_key(name, answer.attempt))
+                return Go(vendor_key=self._vendor_key(name, answer.attempt), job=job)
             case "replay":
                 assert answer.result is not None
                 self.called = True
                 how = replayed(answer.result, f"Call {name!r} of {self._claim.identity} is done", self._work)
                 if isinstance(how, Done):
-                    return _Go(replay=how)
+                    return Go(replay=how)
                 assert isinstance(how, Ended)
                 raise self._interrupted(how)
             case "frozen":
@@ -284,8 +478,8 @@ class GuardContext:
             case _:
                 raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
-    def _failed(self, name: str, error: BaseException) -> Answer[Written]:
-        failure = classify(error)
+    def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
+        failure = failure or classify(error)
         self._failures.append((error, failure))
         return self._booked(Outcome(name, failure=failure, error=said(error)))
 
@@ -304,7 +498,7 @@ class GuardContext:
         self._unbooked.discard(outcome.call)
         return answer
 
-    def _with_key(self, go: _Go, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _with_key(self, go: Go, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
         return {**arguments, vendor_key_as: go.vendor_key} if vendor_key_as else arguments
 
     def _vendor_key(self, name: str, attempt: int) -> str:

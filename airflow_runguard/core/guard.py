@@ -10,21 +10,19 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from airflow_runguard.core import keys
 from airflow_runguard.core.context import GuardContext, current_guard, never_ran
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.reconcile import Finding, settle
 from airflow_runguard.core.record import (
-    Call,
     CallState,
     Claim,
     Effect,
     Failure,
     FailureClass,
     Outcome,
-    Record,
     Settlement,
     State,
     Verdict,
@@ -47,6 +45,7 @@ from airflow_runguard.core.work import (
     Passed,
     Reconcile,
     StillUnknown,
+    Submitted,
     Waiting,
     Work,
     dumped,
@@ -71,6 +70,7 @@ __all__ = [
     "Passed",
     "Reconcile",
     "StillUnknown",
+    "Submitted",
     "Waiting",
     "Work",
     "current_guard",
@@ -111,6 +111,8 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
         leases.acquire(order.identity, holder.nonce, order.lease)
         with work.watch("claim"):
             claim = _enter(writer, work)
+        if isinstance(claim, Waiting):
+            return claim
         if claim.verdict is not Verdict.RUN:
             return refusal(claim, work)
         if not writer.may_call():  # frozen since the claim was sent; a body may be a call, and its intent may be old
@@ -130,9 +132,10 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
         leases.release(order.identity, holder.nonce, witness)
 
 
-def _enter(writer: Writer, work: Work) -> Claim:
+def _enter(writer: Writer, work: Work) -> Claim | Waiting:
     """Claim; where the record is in doubt and the vendor can be asked, ask and claim again."""
     asked: set[str] = set()
+    waits: Finding | None = None
     while True:
         try:
             claim = writer.claim()
@@ -143,61 +146,38 @@ def _enter(writer: Writer, work: Work) -> Claim:
         except BaseException:  # a signal: likewise
             writer.withdraw_claim()
             raise
-        if claim.verdict is not Verdict.IN_DOUBT or work.reconcile is None or not _reconcile(writer, work, asked):
+        if claim.verdict is not Verdict.IN_DOUBT or work.reconcile is None:
             return claim
+        findings = _reconcile(writer, work, work.reconcile, asked)
+        if findings is None:
+            continue
+        waits = next((finding for finding in findings if finding.seconds is not None), waits)
+        if any(finding.settled for finding in findings):
+            continue
+        if waits is None:
+            return claim
+        return Waiting(
+            f"In doubt: call {waits.call!r} of {claim.identity}: {waits.why}. Nothing is sent; it is asked again.",
+            waits.seconds,
+        )
 
 
-def _reconcile(writer: Writer, work: Work, asked: set[str]) -> bool:
-    """Ask the vendor about each doubtful call once. Whether it is worth claiming again."""
+def _reconcile(writer: Writer, work: Work, reconcile: Reconcile, asked: set[str]) -> list[Finding] | None:
+    """Ask about each doubtful call once; ``None`` = it is in doubt no more, so claim again."""
     ledger = writer.ledger
     record = writer.do(lambda: ledger.get(work.order.identity)).result()
-    if record is None or record.broken or record.state is not State.IN_DOUBT:
-        return record is not None and not record.broken
-    calls = writer.do(lambda: ledger.calls(record.id)).result()
-    doubtful = [
-        call
-        for call in calls
-        if call.generation == record.generation
-        and call.state in (CallState.STARTED, CallState.IN_DOUBT)
-        and call.name not in asked
-    ]
-    asked.update(call.name for call in doubtful)
-    changed = [_settled_by_the_vendor(writer, work, record, call) for call in doubtful]
-    return any(changed)
-
-
-def _settled_by_the_vendor(writer: Writer, work: Work, record: Record, call: Call) -> bool:
-    assert work.reconcile is not None
-    ledger = writer.ledger
-    key = keys.vendor_key(ledger.installation, record.identity, call.name, call.generation, call.attempt)
-    intent = record.payload.readable if call.name == BODY else call.intent
-    answer: Applied | NotApplied | StillUnknown
-    try:
-        answer = work.reconcile(Doubt(record, call, key, intent))
-    except NotApplied as error:
-        answer = error
-    except Exception as error:
-        log.warning("The reconcile function failed; the record stays in doubt: %s", error, exc_info=True)
-        return False
-    if not isinstance(answer, Applied | NotApplied):
-        log.info("The vendor could not say whether %s happened: %s", record.identity, getattr(answer, "reason", answer))
-        return False
-    verdict = writer.do(
-        lambda: ledger.resolve(
-            record.id,
-            "happened" if isinstance(answer, Applied) else "did_not_happen",
-            call=None if call.name == BODY else call.name,
-            result=dumped(work, answer.result).data if isinstance(answer, Applied) else None,
-            actor="reconcile",
-            reason="the vendor was asked",
-            seen_fence=record.fence,
-        )
-    ).result()
-    if verdict == "too_early":
-        log.info(
-            "The vendor has nothing of %s yet; the call may arrive until %s.", record.identity, record.no_later_than
-        )
-    return verdict == "ok"
+    if record is None or record.broken:
+        return []
+    if record.state is not State.IN_DOUBT:
+        return None
+    return settle(
+        ledger,
+        record,
+        reconcile,
+        lambda value: dumped(work, value),
+        skip=asked,
+        on_ledger=lambda run: writer.do(run).result(),
+    )
 
 
 def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
@@ -279,10 +259,15 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)
 
-    failure = of_body(error, work, guard) if guard.body_is_call else guard.failure_behind(error)
+    failure = (
+        (guard.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
+    )
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     with work.watch("settle"):
         written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
+    if written.state is State.IN_DOUBT and guard.job_goes_on(error):
+        what = f"{said(error)}. The job goes on at the vendor; nothing is sent again, this task comes back to it."
+        return Waiting(what, SOON, record_id=guard.record_id)
     if written.state is State.IN_DOUBT:
         return in_doubt(work.order, said(error), seconds=SOON, error=error)
     if failure is not None and failure.pausable and written.state in (State.PAUSED, State.FAILED):

@@ -267,6 +267,55 @@ class Ledger:
         state = self._one("airflow_was_told", parameters)["state"]
         return None if state is None else str(state)
 
+    def remember(self, grant: Grant, holder: Holder, call: str, external_id: str, *, submitted: bool) -> str:
+        """Keep the vendor's own name for what a call set going. ``ok``, or ``lost``: kept as evidence only.
+
+        :param submitted: a later holder attaches to it by this name.
+        """
+        return self._word(
+            "remember",
+            record_id=grant.record_id,
+            generation=grant.generation,
+            fence=grant.fence,
+            actor=str(holder),
+            call=call,
+            external_id=clean(external_id),
+            submitted=submitted,
+        )
+
+    def adopt(self, record_id: int, *, call: str, external_id: str, seen_fence: int, actor: str) -> str:
+        """A doubtful call turned out to be this job: a later holder attaches to it."""
+        return self._word(
+            "adopt", record_id=record_id, call=call, external_id=clean(external_id), seen_fence=seen_fence, actor=actor
+        )
+
+    def lines(
+        self, begin: datetime, end: datetime, *, namespace: str | None = None, dag_id: str | None = None
+    ) -> Sequence[tuple[int, Identity, Call]]:
+        """The calls that were under way in a span of time, each with its record's id and name."""
+        where = {"deployment": self.deployment, "namespace": namespace, "dag_id": dag_id}
+        rows = self._all("lines", {"begin": begin, "end": end, **where})
+        return [
+            (row["record_id"], Identity(self.deployment, row["namespace"], row["key"]), call_of(row)) for row in rows
+        ]
+
+    def note_difference(
+        self, record_id: int | None, generation: int | None, kind: str, *, actor: str, reason: str, detail: str
+    ) -> bool:
+        """Book where the ledger and the vendor's list differ; whether it was not booked before."""
+        row = self._one(
+            "note_difference",
+            {
+                "record_id": record_id,
+                "generation": generation,
+                "kind": kind,
+                "actor": actor,
+                "reason": clean(reason),
+                "detail": clean(detail),
+            },
+        )
+        return bool(row["new"])
+
     def sweep(self, actor: str, limit: int = 1000) -> list[tuple[Identity, State]]:
         """Settle what died: an open call goes to ``in_doubt``, a record that never called to ``pending``."""
         rows = self._all("sweep", {"actor": actor, "limit": limit})

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from airflow_runguard.core import keys
-from airflow_runguard.core.context import GuardContext
+from airflow_runguard.core.context import Go, GuardContext
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.guard import of_body
 from airflow_runguard.core.ledger import Ledger
@@ -152,20 +152,30 @@ def _tell(bystander: Bystander, work: Work, what: str, **how: Any) -> None:
     bystander.ask(lambda ledger: ledger.observe(work.order, work.holder, what, **how))
 
 
+class _NoWriter:
+    """Stands where a guard has its writing thread: nothing is journaled, and polling for a job waits here."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+
+    def stopped(self, seconds: float) -> bool:
+        return self._stop.wait(seconds)
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
 class ObservedContext(GuardContext):
     """The guard as an observed body sees it: it makes every call, and hands over the key that a guard would."""
 
     def __init__(self, work: Work, installation: Callable[[], str | None]) -> None:
         """:param installation: waits for the ledger's own id; asked once, where a key is wanted."""
         claim = Claim(Verdict.RUN, work.order.identity, datetime.now(UTC), generation=1, attempt=1)
-        super().__init__(None, work, claim)  # type: ignore[arg-type]  # it has no writer, and needs none
+        super().__init__(_NoWriter(), work, claim)  # type: ignore[arg-type]
         self._installation = installation
         self._salt = ""
         self._calls = 0
         self._failed_calls: list[tuple[BaseException, Failure]] = []
-
-    def stop(self) -> None:
-        """Nothing is held back here."""
 
     def call(
         self, name: str, fn: Callable[..., T], /, *args: Any, vendor_key_as: str | None = None, **arguments: Any
@@ -191,6 +201,40 @@ class ObservedContext(GuardContext):
             return await fn(*args, **self._keyed(name, vendor_key_as, arguments))
         except BaseException as error:
             self._failed_calls.append((error, classify(error)))
+            raise
+
+    def remember(self, external_id: str) -> None:
+        """Nobody looks it up: an observed doubt is a person's."""
+
+    def submitted(self) -> str:
+        return ""
+
+    def keep_job(self, job: str) -> None:
+        """As :meth:`remember`."""
+
+    def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
+        """As :meth:`remember`."""
+
+    def _made(
+        self,
+        name: str,
+        readable: dict[str, Any],
+        make: Callable[[Go], T],
+        judge: Callable[[BaseException], Failure],
+        *,
+        attaches: bool = False,
+    ) -> T:
+        """A job that is submitted, under the key that a guard would use; or an effect in SQL, whose marker is this
+        attempt's own, so that it stops no other."""
+        if attaches:
+            key = self._vendor_key(name, 1)
+        else:
+            key = keys.vendor_key(self._work.holder.nonce, self._claim.identity, name, 1, 1)
+        self._calls += 1
+        try:
+            return make(Go(vendor_key=key))
+        except BaseException as error:
+            self._failed_calls.append((error, judge(error)))
             raise
 
     def failure_of(self, error: BaseException) -> Failure:

@@ -386,9 +386,10 @@ class Grant:
 class IntentAnswer:
     """The ledger's answer to one intent. Only ``run`` allows the call.
 
-    :param verdict: ``run``; ``replay`` (the call is done: here is its result); or why not: ``in_doubt``, ``paused``,
-        ``gated`` (the gate is closed), ``frozen`` (a person stopped it), ``failed``, ``broken``, ``open`` (another
-        holder's), ``lost`` (this holder is not, or no longer, the holder).
+    :param verdict: ``run``; ``attach`` (it was submitted before: take up its job, send nothing); ``replay`` (the call
+        is done: here is its result); or why not: ``in_doubt``, ``paused``, ``gated`` (the gate is closed), ``frozen``
+        (a person stopped it), ``failed``, ``broken``, ``open`` (another holder's), ``lost`` (this holder is not, or no
+        longer, the holder).
     :param until: ``run``: the time until which the call may still reach the vendor; ``paused``, ``gated``: when it may
         be made.
     """
@@ -445,6 +446,8 @@ class Call:
     error: str
     evidence: str
     external_id: str
+    submitted: bool
+    """``external_id`` names a job that a later holder attaches to."""
     intent: Mapping[str, Any]
 
 

@@ -338,5 +338,6 @@ def call_of(row: Mapping[str, Any]) -> Call:
         error=row["error"],
         evidence=row["evidence"],
         external_id=row["external_id"] or "",
+        submitted=row["submitted"],
         intent=object_of(row["intent"] or "{}"),
     )

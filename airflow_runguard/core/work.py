@@ -7,17 +7,22 @@ command to type.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
-from airflow_runguard.core.record import Call, Claim, Holder, Order, Record, Result, Verdict
+from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Verdict
 from airflow_runguard.core.series import Place
 
 log = logging.getLogger("airflow_runguard")
+
+IN_SQL = "runguard.sql"
+"""In the intent of a call of ``guard.sql``: the Connection of its target. A call's argument cannot have this name."""
+NOT_STORED: Any = object()
+"""The result of something that happened and whose result is not known (any more)."""
 
 BODY = "body"
 """The name of the one call of a function or operator that is a single call."""
@@ -25,16 +30,36 @@ BODY = "body"
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The vendor says that it happened, with this result."""
+    """The vendor says that it happened, with this result.
+
+    :param reference: the vendor's own name for it, kept with the call.
+    """
 
     result: Any = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StillUnknown:
-    """The vendor could not say."""
+    """The vendor could not say. :param seconds: after which it is worth asking again, where that is known."""
 
     reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The vendor has the job that the call submitted, under this name: the next try attaches to it."""
+
+    external_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """It did not happen, and whoever might still have brought it about can no longer: proof at any time, while a look
+    that finds nothing is proof only after the call can no longer arrive."""
+
+    what: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +68,47 @@ class Doubt:
 
     :param vendor_key: the idempotency key that the call carried.
     :param intent: the call's readable arguments (for a whole body: the order's readable fields).
+    :param now: the ledger's time when the asking began; count from it, never by this machine's clock.
     """
 
     record: Record
     call: Call
     vendor_key: str
     intent: Any
+    now: datetime
+
+    @property
+    def external_id(self) -> str:
+        """The vendor's own name for it, where ``guard.remember`` kept one; else ''."""
+        return self.call.external_id
 
 
-Reconcile = Callable[[Doubt], Applied | NotApplied | StillUnknown]
+Answer = Applied | NotApplied | StillUnknown | Submitted
+Reconcile = Callable[[Doubt], Answer | Fenced | Awaitable[Answer] | None]
+"""A function that asks the vendor; ``None`` = this doubt is none that it can ask about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """By what a target database knows one call of ``guard.sql``.
+
+    :param key: the call's vendor key.
+    :param stores: whether the result is kept; then ``dump`` and ``load`` give it back equal.
+    """
+
+    key: str
+    fence: int
+    stores: bool
+    dump: Callable[[Any], Result]
+    load: Callable[[bytes], Any]
+
+
+class Transaction(Protocol):
+    """A call's effect in a database that keeps the proof beside it (``sqlguard.py``)."""
+
+    def make(self, marker: Marker, fn: Callable[[Any], Any], accept: Callable[[Any], None]) -> Any: ...
+
+    def judge(self, error: BaseException) -> Failure: ...
 
 
 # -- what a door brings, and what it gets back ------------------------------------------------------------------------
@@ -78,6 +135,7 @@ class Work:
     :param body: called with the guard (``context.py``) once the record is granted.
     :param dump, load: the result to bytes and back; ``dump`` raises where ``load`` would not give back an equal value.
     :param signal: what a control-flow exception of the body means; ``None`` = it is an error.
+    :param transaction: opens a database for ``guard.sql``, by the name of its Connection.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
     :param watch: put around the ``claim``, each ``call <name>`` and the ``settle``, to be timed. It may not raise.
     """
@@ -89,6 +147,7 @@ class Work:
     load: Callable[[bytes], Any]
     signal: Callable[[BaseException], HandOver | Decision | None] = lambda error: None
     reconcile: Reconcile | None = None
+    transaction: Callable[[str], Transaction] | None = None
     single_request: bool = False
     allow_no_call: bool = False
     watch: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()

@@ -169,6 +169,18 @@ class Writer:
         """Run something on the ledger's thread, after all that was asked before."""
         return self._put(_Job(run=run))
 
+    def remember(self, call: str, external_id: str, *, submitted: bool) -> Answer[str]:
+        """Keep the vendor's own name for what a call set going; tried until the ledger answers, like an outcome."""
+        return self.do(lambda: self._insist(lambda: self._remember(call, external_id, submitted)))
+
+    def external_id(self, call: str) -> Answer[str]:
+        """The name under which a call was submitted; '' = it was not."""
+        return self.do(lambda: self._insist(lambda: self._submitted(call)))
+
+    def stopped(self, seconds: float) -> bool:
+        """Wait for so long, at most until it was told to stop; whether it was."""
+        return self._stop.wait(seconds)
+
     def stop(self) -> None:
         """Start no further call (Airflow wants the task gone)."""
         self._stop.set()
@@ -271,7 +283,7 @@ class Writer:
         self._believe(sent, written.now, written.until if written.held and not what.get("hand_over") else None)
         for outcome in what.get("outcomes", ()):
             self._open.discard(outcome.call)
-        self._open.update(name for name, answer in written.intents.items() if answer.verdict == "run")
+        self._open.update(name for name, answer in written.intents.items() if answer.verdict in ("run", "attach"))
         if self._held:
             self._keep()
         elif written.verdict == "missing":
@@ -284,6 +296,16 @@ class Writer:
         if self._grant is not None:  # also when the lease is gone: what is known to be unsent is said
             unsent = tuple(Outcome(name, failure=NEVER_SENT) for name in self._open)
             self._settle(Settlement(State.PENDING, error="the task was stopped before it called anything"), unsent)
+
+    def _remember(self, call: str, external_id: str, submitted: bool) -> str:
+        assert self._grant is not None
+        return self.ledger.remember(self._grant, self.holder, call, external_id, submitted=submitted)
+
+    def _submitted(self, call: str) -> str:
+        assert self._grant is not None
+        lines = self.ledger.calls(self._grant.record_id)
+        mine = (line for line in lines if (line.generation, line.name) == (self._grant.generation, call))
+        return next((line.external_id for line in mine if line.submitted), "")
 
     def _withdraw(self, name: str) -> None:
         if name in self._open:

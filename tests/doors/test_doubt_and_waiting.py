@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import requests
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
 from airflow_runguard import Applied, NotApplied, StillUnknown, codec, guarded_task
@@ -133,7 +134,6 @@ def test_p03_a_reconcile_function_answers_for_the_vendor(airflow, charge, answer
 
     def find(doubt):
         asked.append(doubt)
-        airflow.after_the_call_time()
         if answer == "applied":
             return Applied(airflow.vendor.find(customer="cust")[0]["id"])
         if answer == "not_applied":
@@ -142,7 +142,7 @@ def test_p03_a_reconcile_function_answers_for_the_vendor(airflow, charge, answer
             return StillUnknown("the vendor's search is down")
         raise ConnectionError("no answer")
 
-    dag = paying(airflow, charge, on_doubt=find, **AGAIN)
+    dag = paying(airflow, charge, on_doubt=find, max_call_time=0.001, **AGAIN)
     airflow.vendor.script("drop", times=1)
     run = airflow.run(dag)
     effects, requests = airflow.vendor.effects(), airflow.vendor.requests()
@@ -159,13 +159,46 @@ def test_p03_a_reconcile_function_answers_for_the_vendor(airflow, charge, answer
 
 
 def test_p03_a_vendor_that_has_nothing_yet_may_still_be_reached_by_the_request(airflow, charge):
-    """ "It did not happen" does not count before the call can no longer be on its way."""
+    """ "It did not happen" does not count before the call can no longer be on its way: the task waits, then asks."""
     dag = paying(airflow, charge, on_doubt=lambda doubt: NotApplied("looked too early"))
     airflow.vendor.script("drop")
-    run = airflow.run(dag)
-    assert run.state == "failed"
+    airflow.once(dag)
+    run = airflow.once(dag)
+    assert (run.states, run.tries) == ({"pay": "up_for_reschedule"}, {"pay": 1})
+    assert "looked too early; it may still arrive" in run.log
     assert airflow.record().state is State.IN_DOUBT
     assert len(airflow.vendor.requests()) == 1
+
+
+def test_p06_a_look_up_that_is_told_to_wait_waits_and_sends_nothing(airflow, charge):
+    def find(doubt):
+        answer = requests.get(f"{airflow.vendor.url}/nothing-here", timeout=10)
+        answer.status_code = 429
+        answer.headers["Retry-After"] = "120"
+        answer.raise_for_status()
+
+    dag = paying(airflow, charge, on_doubt=find)
+    airflow.vendor.script("drop")
+    airflow.once(dag)
+    run = airflow.once(dag)
+    assert (run.states, run.tries) == ({"pay": "up_for_reschedule"}, {"pay": 1})
+    assert "the look-up was told to wait" in run.log
+    assert airflow.record().state is State.IN_DOUBT
+    assert len(airflow.vendor.requests()) == 1
+
+
+def test_p03_an_async_function_answers_for_the_vendor(airflow, charge):
+    async def find(doubt):
+        await asyncio.sleep(0)
+        assert doubt.now >= doubt.call.intent_at
+        return Applied("ch_found", reference="ch_1")
+
+    dag = paying(airflow, charge, on_doubt=find)
+    airflow.vendor.script("drop")
+    run = airflow.run(dag)
+    assert (run.state, run.result("pay"), len(airflow.vendor.requests())) == ("success", "ch_found", 1)
+    (call,) = airflow.ledger.calls(airflow.record().id)
+    assert call.external_id == "ch_1"
 
 
 def test_p03_replay_repeats_under_the_same_vendor_key(airflow, charge):

@@ -23,6 +23,7 @@ FUNCTION_FILES = (
     "gates.sql",
     "claim.sql",
     "write.sql",
+    "vendors.sql",
     "people.sql",
     "watch.sql",
     "series.sql",

@@ -33,7 +33,8 @@ begin
 end $$;
 
 -- Starts one call under a held record whose row the caller has locked; books its intent in the call's own line.
--- Says 'run', or why not: 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed',
+-- Says 'run'; 'attach' (it was submitted: take up the job of that external_id, and send nothing); or why neither:
+-- 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed',
 -- 'broken' (its line has a word or a result that cannot be what was booked).
 create or replace function runguard.start_call(
     r runguard.record, p_name text, p_intent text, p_max_call_time interval, p_key_lifetime interval,
@@ -50,18 +51,23 @@ begin
         verdict := 'run';
         return;
     end if;
-    verdict := case c.state
+    verdict := case
+        when c.submitted and not c.final and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
+             or (c.state = 'paused' and c.resume_at <= v_now)) then 'attach'
+        else case c.state
         when 'done' then case when c.result is null or sha256(c.result) = c.result_digest then 'replay' else 'broken' end
         when 'started' then 'open'
         when 'in_doubt' then case when runguard.may_resend(c, p_key_lifetime) then 'run' else 'in_doubt' end
         when 'paused' then case when c.resume_at <= v_now then 'run' else 'paused' end
         when 'failed' then case when c.effect = 'not_applied' then 'run' else 'failed' end
         when 'pending' then 'run'
-        else 'broken' end;
-    if verdict = 'run' then
+        else 'broken' end end;
+    if verdict in ('run', 'attach') then
         -- A new vendor key only after a proven final refusal; whatever was unknown goes out under the same key.
         update runguard.call k set state = 'started', fence = r.fence, intent = p_intent, intent_at = v_now,
                no_later_than = v_now + p_max_call_time, outcome_at = null, resume_at = null, final = false,
+               first_unknown_at = case when verdict <> 'attach' then k.first_unknown_at end,
+               submitted = verdict = 'attach', external_id = case when not k.submitted or verdict = 'attach' then k.external_id end,
                attempt = k.attempt + k.final::int,
                first_intent_at = case when k.final or k.first_intent_at is null then v_now else k.first_intent_at end
          where k.record_id = r.id and k.generation = r.generation and k.name = p_name
@@ -224,7 +230,7 @@ begin
             verdict := 'paused';
             until := r.resume_at;
         elsif r.state = 'in_doubt' then
-            select bool_and(runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
+            select bool_and(k.submitted or runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
             resend := coalesce(resend, false);
             if not resend then
@@ -323,8 +329,14 @@ begin
                                   json_build_object('from', r.payload_digest, 'to', p_payload_digest)::text);
         end if;
         if resend then
-            -- The open calls of a dead holder go out again under their own keys; what is unknown stays unknown.
-            perform runguard.book(r, 'resend', p_actor, 'repeating was declared safe (on_doubt = replay)');
+            -- What was submitted is attached to. The other open calls of a dead holder go out again under their own keys;
+            -- what is unknown stays unknown.
+            if exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
+                          and k.state = 'in_doubt' and not k.submitted) then
+                perform runguard.book(r, 'resend', p_actor, 'repeating was declared safe (on_doubt = replay)');
+            else
+                perform runguard.book(r, 'attaches', p_actor);
+            end if;
         end if;
         update runguard.record k set state = 'running', fence = k.fence + 1,
                claims = case when reenters then k.claims else k.claims + 1 end,
@@ -350,7 +362,7 @@ begin
         elsif p_calls = 'body' then
             select * into s from runguard.start_call(r, 'body', null, p_max_call_time, p_key_lifetime);
             c := s.c;
-            if s.verdict <> 'run' then          -- its own line contradicts the record's: nobody knows
+            if s.verdict not in ('run', 'attach') then  -- its own line contradicts the record's: nobody knows
                 perform runguard.move_to_doubt(r, p_actor, format('it looked free, but its body is %s', s.verdict));
                 continue;
             end if;

@@ -38,6 +38,13 @@ select * from runguard.sweep(%(actor)s, %(limit)s::int)
 select runguard.resolve(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(call)s, %(result)s::bytea, %(reference)s,
                         %(actor)s, %(reason)s, %(force)s) as verdict
 
+-- name: remember
+select runguard.remember(%(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(call)s, %(external_id)s,
+                         %(submitted)s) as verdict
+
+-- name: adopt
+select runguard.adopt(%(record_id)s, %(seen_fence)s::bigint, %(call)s, %(external_id)s, %(actor)s) as verdict
+
 -- name: reopen
 select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
 
@@ -285,3 +292,14 @@ select r.id, r.namespace, r.key, r.state, r.failure_class, r.ti_id, r.dag_id, r.
 select r.state, coalesce(r.failure_class, '') as failure_class, count(*)::bigint as records,
        extract(epoch from clock_timestamp() - min(r.updated_at))::float8 as oldest
   from runguard.record r where r.deployment = %(deployment)s and r.state <> 'done' group by 1, 2
+
+-- name: note_difference
+select runguard.note_difference(%(record_id)s::bigint, %(generation)s::int, %(kind)s, %(actor)s, %(reason)s, %(detail)s) as new
+
+-- name: lines
+select c.*, r.namespace, r.key
+  from runguard.call c join runguard.record r on r.id = c.record_id
+ where r.deployment = %(deployment)s and c.intent_at >= %(begin)s and c.first_intent_at < %(end)s
+   and (%(namespace)s::text is null or r.namespace = %(namespace)s)
+   and (%(dag_id)s::text is null or r.dag_id = %(dag_id)s)
+ order by c.record_id, c.generation, c.name

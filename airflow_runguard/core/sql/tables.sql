@@ -104,6 +104,7 @@ create table runguard.call (
     fence            bigint not null,
     intent           text,                                  -- JSON: readable arguments
     external_id      text,                                  -- the vendor's own name for what was submitted
+    submitted        boolean not null default false,        -- a later holder attaches to it by that name, and sends nothing
     intent_at        timestamptz,
     no_later_than    timestamptz,
     first_intent_at  timestamptz,                           -- under this vendor key

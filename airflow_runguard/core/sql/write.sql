@@ -7,8 +7,9 @@
 -- says what the long way says; in any other case it finds no row and the long way decides.
 --
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
--- when a paused one resumes) and one of kind 'intent' for each intent (verdict: run | replay | in_doubt | paused | gated |
--- frozen | failed | open | lost).
+-- when a paused one resumes)
+-- and one of kind 'intent' for each intent (verdict: run | attach | replay | in_doubt | paused | gated | frozen | failed |
+-- open | lost).
 
 -- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", a record
 -- that would be run again goes (back) to in_doubt, and a running later holder is told before its next call.
@@ -214,12 +215,12 @@ begin
                 v_said := s.verdict;
                 c := s.c;
             end if;
-            if v_said = 'run' then
+            if v_said in ('run', 'attach') then
                 opened := opened + 1;
                 v_event := runguard.book(r, 'called', p_actor, '',
                                          json_build_object('call', p_i_name[i], 'attempt', c.attempt)::text, p_nonce);
             elsif v_said = 'open' and c.fence = p_fence then
-                v_said := 'run';                -- my own intent, whose answer was lost
+                v_said := case when c.submitted then 'attach' else 'run' end;       -- my own intent, whose answer was lost
             end if;
         end if;
         return query select 'intent', p_i_name[i], v_said, c.state, c.attempt, v_now,

@@ -1,0 +1,224 @@
+"""The databases that ``guard.sql`` has effects in, each a real one, and a process that dies or sleeps while it has one.
+
+``python -m tests.sql_targets`` is that process: it books an order under a guard, says "here" at the step it was told,
+and goes on when it is told anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import pymysql
+
+from airflow_runguard import codec
+from airflow_runguard.core import guard
+from airflow_runguard.core.leases import Leases
+from airflow_runguard.sqlguard import SqlTransaction, answers
+from demo.processes import free_port
+from tests.core import engine
+
+ROOT = Path(__file__).parents[1]
+
+
+class MySqlHook:
+    """What guard.sql uses of Airflow's MySqlHook, whose driver has no wheel: the same statements, by PyMySQL."""
+
+    dialect_name = "mysql"
+    placeholder = "%s"
+
+    def __init__(self, url: str) -> None:
+        self._url = json.loads(url)
+
+    def get_conn(self) -> Any:
+        return pymysql.connect(**self._url)
+
+    def set_autocommit(self, conn: Any, autocommit: bool) -> None:
+        conn.autocommit(autocommit)
+
+
+@dataclass(frozen=True)
+class Target:
+    """:param url: PostgreSQL's URL, SQLite's file, or PyMySQL's arguments as JSON."""
+
+    kind: str
+    url: str
+
+    def connect(self) -> Any:
+        if self.kind == "postgresql":
+            return psycopg.connect(self.url)
+        if self.kind == "sqlite":
+            return sqlite3.connect(self.url)
+        return pymysql.connect(**json.loads(self.url))
+
+    def use(self) -> None:
+        """Define the Connection ``orders`` in this process."""
+        as_json = json.dumps({"conn_type": "sqlite", "host": self.url})
+        os.environ["AIRFLOW_CONN_ORDERS"] = as_json if self.kind == "sqlite" else self.url
+
+    def transaction(self, conn_id: str) -> SqlTransaction:
+        return SqlTransaction(conn_id, _hook=MySqlHook(self.url) if self.kind == "mysql" else None)
+
+    def run(self, *statements: str) -> None:
+        with contextlib.closing(self.connect()) as connection:
+            cursor = connection.cursor()
+            for statement in statements:
+                cursor.execute(statement)
+            connection.commit()
+
+    def rows(self, query: str = "select id, customer from orders") -> list[tuple[Any, ...]]:
+        with contextlib.closing(self.connect()) as connection:
+            cursor = connection.cursor()
+            cursor.execute(query)
+            return [tuple(row) for row in cursor.fetchall()]
+
+    def book(self, connection: Any, customer: str) -> int:
+        """The author's function: books an order and returns its number."""
+        cursor = connection.cursor()
+        mark = "?" if self.kind == "sqlite" else "%s"
+        cursor.execute("select coalesce(max(id), 0) + 1 from orders")
+        number = int(cursor.fetchone()[0])
+        cursor.execute(f"insert into orders values ({mark}, {mark})", (number, customer))
+        return number
+
+    def attempt(self, ledger_url: str, what: Any, body: Callable[[guard.GuardContext], Any], **rules: Any) -> guard.How:
+        """One try, as a door would make it."""
+        ledger = engine.open_ledger(ledger_url)
+        transaction = rules.pop("transaction", self.transaction)
+        work = engine.work(what, body, transaction=transaction, reconcile=answers(None, self.transaction), **rules)
+        try:
+            return guard.run(ledger, Leases(None, ledger.installation), replace(work, dump=codec.dump, load=codec.load))
+        finally:
+            ledger.close()
+
+
+class MariaDb:
+    """A MariaDB server on a free port, with a database ``shop``. From Debian's package ``mariadb-server``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._data = directory / "data"
+        self._socket = str(directory / "s")
+        self._port = free_port()
+
+    @staticmethod
+    def available() -> bool:
+        return shutil.which("mariadbd", path=PATH) is not None
+
+    def __enter__(self) -> Self:
+        install = [
+            shutil.which("mariadb-install-db", path=PATH),
+            f"--datadir={self._data}",
+            "--auth-root-authentication-method=normal",
+        ]
+        subprocess.run([*install, "--user=root", "--skip-test-db"], check=True, capture_output=True)
+        self._process = subprocess.Popen(
+            [
+                str(shutil.which("mariadbd", path=PATH)),
+                "--no-defaults",
+                f"--datadir={self._data}",
+                f"--socket={self._socket}",
+                f"--port={self._port}",
+                "--bind-address=127.0.0.1",
+                "--user=root",
+                "--skip-log-bin",
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        end = time.monotonic() + 60
+        while True:
+            try:
+                with contextlib.closing(pymysql.connect(host="127.0.0.1", port=self._port, user="root")) as connection:
+                    connection.cursor().execute("create database shop")
+                return self
+            except pymysql.err.OperationalError:
+                if time.monotonic() > end or self._process.poll() is not None:
+                    raise
+                time.sleep(0.05)  # until it listens
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+
+    @property
+    def target(self) -> Target:
+        return Target(
+            "mysql", json.dumps({"host": "127.0.0.1", "port": self._port, "user": "root", "database": "shop"})
+        )
+
+
+PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/bin"
+
+
+class Worker:
+    """The process, stopped at its step."""
+
+    def __init__(self, target: Target, ledger_url: str, key: str, step: str) -> None:
+        plan = {"target": asdict(target), "ledger": ledger_url, "key": key, "step": step}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.sql_targets", json.dumps(plan)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line == "here\n":
+                return
+        raise AssertionError("it never came to its step")
+
+    def die(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def go_on(self) -> str:
+        """Let it run to its end; what it says then."""
+        out, _ = self.process.communicate("\n", timeout=60)
+        return out
+
+
+def main() -> None:
+    plan = json.loads(sys.argv[1])
+    target = Target(**plan["target"])
+    target.use()
+
+    def reaches(step: str) -> None:
+        if plan["step"] == step:
+            print("here", flush=True)  # noqa: T201
+            sys.stdin.readline()
+
+    class Doomed(SqlTransaction):
+        def make(self, *args: Any) -> Any:
+            reaches("before the marker")
+            value = super().make(*args)
+            reaches("after the commit")
+            return value
+
+    def book(connection: Any, customer: str) -> int:
+        number = target.book(connection, customer)
+        reaches("in the transaction")
+        return number
+
+    how = target.attempt(
+        plan["ledger"],
+        engine.order(plan["key"], calls="explicit", lease=1.0),
+        lambda context: context.sql("book", "orders", book, customer=plan["key"]),
+        transaction=lambda conn_id: Doomed(conn_id, _hook=target.transaction(conn_id)._hook),
+    )
+    print(how, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

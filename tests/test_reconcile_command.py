@@ -1,0 +1,147 @@
+"""``airflow runguard reconcile`` in a real process: the functions come from the DAG's file, or it says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from airflow_runguard.core import guard
+from airflow_runguard.core.leases import Leases
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import State
+from tests.core import engine
+from tests.core.books import long_ago
+
+AIRFLOW = Path(sys.executable).with_name("airflow")
+DAG = """
+from airflow.sdk import DAG, task
+from airflow_runguard import Applied, Guard, GuardedPythonOperator, NotApplied, StillUnknown
+
+async def find(doubt):
+    match doubt.record.identity.key:
+        case "found":
+            return Applied("ch_1", reference="ch_1")
+        case "absent":
+            return NotApplied("no such charge")
+        case "broken vendor":
+            raise ConnectionError("no answer")
+    return StillUnknown("the search is down")
+
+with DAG("bill", schedule=None):
+    GuardedPythonOperator(task_id="charge", guard=Guard(key="x", on_doubt=find), python_callable=print)
+    GuardedPythonOperator.partial(
+        task_id="mapped", guard=Guard(key="x", on_doubt=find), python_callable=print
+    ).expand(op_args=[[1]])
+    GuardedPythonOperator(task_id="asks", guard=Guard(key="x", on_doubt="ask"), python_callable=print)
+
+    @task
+    def plain(): ...
+
+    plain()
+"""
+
+
+def typed(home: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}
+    here = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__RUNGUARD__DEPLOYMENT": "test"}
+    return subprocess.run(
+        [str(AIRFLOW), *words],
+        env={**clean, **here, **extra},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("airflow")
+    (home / "dags").mkdir()
+    (home / "dags" / "bill.py").write_text(DAG)
+    (home / "dags" / "gone.py").write_text(DAG.replace('"bill"', '"gone"'))
+    for command in (["db", "migrate"], ["dags", "reserialize"]):
+        done = typed(home, *command)
+        assert done.returncode == 0, done.stderr
+    (home / "dags" / "gone.py").write_text("raise RuntimeError('under repair')")
+    return home
+
+
+def test_p03_reconcile_asks_by_the_dags_functions_and_says_of_each_what_came_of_it(
+    home: Path, ledger_url: str, tmp_path: Path
+) -> None:
+    with closing(engine.open_ledger(ledger_url)) as ledger, psycopg.connect(ledger_url, autocommit=True) as sql:
+        for key, dag_id, task_id in (
+            ("found", "bill", "charge"),
+            ("absent", "bill", "mapped"),
+            ("broken vendor", "bill", "charge"),
+            ("cannot say", "bill", "charge"),
+            ("a person's", "bill", "asks"),
+            ("not guarded", "bill", "plain"),
+            ("renamed", "bill", "was_there"),
+            ("file broken", "gone", "charge"),
+            ("no dag", "never_was", "charge"),
+        ):
+            in_doubt(ledger, sql, key, dag_id, task_id)
+        done = typed(home, "runguard", "reconcile", "-o", "json", AIRFLOW_CONN_RUNGUARD_LEDGER=ledger_url)
+        assert done.returncode == 0, done.stderr
+        asked = {line["record"].partition("/")[2]: line for line in json.loads(done.stdout)["asked"]}
+        assert {key: line["outcome"] for key, line in asked.items()} == {
+            "found": "happened",
+            "absent": "did_not_happen",
+            "broken vendor": "error",
+            "cannot say": "still_unknown",
+            "a person's": "nobody",
+            "not guarded": "nobody",
+            "renamed": "nobody",
+            "file broken": "nobody",
+            "no dag": "nobody",
+        }
+        for key, why in {
+            "broken vendor": "ConnectionError: no answer",
+            "cannot say": "the search is down",
+            "a person's": "on_doubt='ask': a person is asked",
+            "not guarded": "bill.plain is not guarded any more",
+            "renamed": "has no task 'was_there' any more",
+            "file broken": "RuntimeError: under repair",
+            "no dag": "Airflow has no DAG 'never_was'",
+        }.items():
+            assert why in asked[key]["why"], asked[key]
+        states = {record.identity.key: record.state for record in ledger.list()}
+        assert (states.pop("found"), states.pop("absent")) == (State.DONE, State.PENDING)
+        assert set(states.values()) == {State.IN_DOUBT}
+        nothing = typed(home, "runguard", "reconcile", "--dag-id", "other", AIRFLOW_CONN_RUNGUARD_LEDGER=ledger_url)
+        assert (nothing.returncode, nothing.stdout.strip()) == (0, "Nothing is in doubt.")
+
+
+def in_doubt(ledger: Ledger, sql: psycopg.Connection[Any], key: str, dag_id: str, task_id: str) -> None:
+    def body(context: guard.GuardContext) -> None:
+        context.call("charge", lose_the_answer)
+
+    who = engine.holder(dag_id=dag_id, task_id=task_id)
+    what = engine.order(key, calls="explicit", on_doubt="reconcile")
+
+    how = guard.run(ledger, Leases(None, ledger.installation), engine.work(what, body, holder=who))
+    assert isinstance(how, guard.InDoubt)
+    record = ledger.get(what.identity)
+    assert record is not None
+    long_ago(sql, record.id)
+
+
+def lose_the_answer() -> None:
+    raise TimeoutError("no answer")
+
+
+def test_reconcile_without_airflow_says_where_it_can_be_typed() -> None:
+    words = [sys.executable, "-m", "airflow_runguard", "reconcile", "--dsn", "postgresql://nobody@127.0.0.1:1/x"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "which only Airflow can load. Nobody was asked." in done.stderr

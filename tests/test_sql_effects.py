@@ -1,0 +1,287 @@
+"""``guard.sql``: an order in a database is booked once, and nobody is asked (P3): PostgreSQL, SQLite, MariaDB."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_runguard.core import guard
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import CallState, Effect, State
+from airflow_runguard.sqlguard import SqlTransaction
+from tests.core import engine
+from tests.core.accidents import until
+from tests.core.books import empty_database
+from tests.sql_targets import MariaDb, Target, Worker
+
+KINDS = ("postgresql", "sqlite", "mysql")
+
+
+@pytest.fixture(scope="session")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    if not MariaDb.available() and os.environ.get("CI") != "true":
+        pytest.skip("MariaDB is not installed: apt-get install mariadb-server")
+    with MariaDb(tmp_path_factory.mktemp("maria")) as server:
+        yield server.target
+
+
+@pytest.fixture(params=KINDS)
+def target(
+    request: pytest.FixtureRequest, tmp_path: Path, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Target]:
+    monkeypatch.setenv("AIRFLOW_CONN_ORDERS", "")
+    orders = "create table orders (id integer, customer varchar(100))"
+    match request.param:
+        case "postgresql":
+            with empty_database(postgres) as url:
+                yield _used(Target("postgresql", url), orders)
+        case "sqlite":
+            yield _used(Target("sqlite", str(tmp_path / "orders.db")), orders)
+        case "mysql":
+            target = request.getfixturevalue("mariadb")
+            target.run("drop table if exists orders", "drop table if exists runguard_marker")
+            yield _used(target, orders)
+
+
+def _used(target: Target, orders: str) -> Target:
+    target.run(orders)
+    target.use()
+    return target
+
+
+@pytest.fixture
+def ledger(ledger_url: str) -> Iterator[Ledger]:
+    with closing(engine.open_ledger(ledger_url)) as opened:
+        yield opened
+
+
+def order(key: str = "k", **rules: Any) -> Any:
+    return engine.order(key, **{"calls": "explicit", "lease": 1.0, **rules})
+
+
+def booking(target: Target, customer: str = "k") -> Any:
+    return lambda context: context.sql("book", "orders", target.book, customer=customer)
+
+
+def the_call(ledger: Ledger) -> Any:
+    (record,) = ledger.list()
+    (call,) = ledger.calls(record.id)
+    return call
+
+
+def test_p02_it_is_booked_once_and_given_back(target: Target, ledger_url: str, ledger: Ledger) -> None:
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(1, replayed=False)
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(1, replayed=True)
+    assert target.attempt(ledger_url, order("other"), booking(target, "other")) == guard.Done(2, replayed=False)
+    assert target.rows() == [(1, "k"), (2, "other")]
+    assert {row[0] for row in target.rows("select state from runguard_marker")} == {"done"}
+    assert dict(ledger.calls(1)[0].intent) == {"runguard.sql": "orders", "customer": "k"}
+
+
+@pytest.mark.parametrize("step", ["before the marker", "in the transaction", "after the commit"])
+def test_p03_after_a_kill_the_marker_decides_and_nobody_is_asked(
+    target: Target, ledger_url: str, ledger: Ledger, step: str
+) -> None:
+    assert target.attempt(ledger_url, order("first"), booking(target, "first")) == guard.Done(1, replayed=False)
+    worker = Worker(target, ledger_url, "k", step)
+    worker.die()
+    how = until(
+        lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
+    )
+    assert how == guard.Done(2, replayed=False)
+    assert target.rows() == [(1, "first"), (2, "k")]
+    assert "resolved" in [event.kind for event in ledger.events(2)], "the doubt was settled by the marker"
+    (call,) = ledger.calls(2)
+    assert call.state is CallState.DONE
+
+
+def test_p03_a_target_without_the_markers_table_is_perhaps_another_one_and_proves_nothing(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    worker = Worker(target, ledger_url, "k", "in the transaction")
+    worker.die()
+    until(lambda: not isinstance(target.attempt(ledger_url, order(), _never), guard.Waiting))
+    assert ledger.list()[0].state is State.PENDING
+    other = Worker(target, ledger_url, "k", "in the transaction")
+    other.die()
+    target.run("drop table runguard_marker")
+    how = until(lambda: target.attempt(ledger_url, order(), _never), lambda how: not isinstance(how, guard.Waiting))
+    assert isinstance(how, guard.InDoubt)
+    assert target.rows() == []
+
+
+def _never(context: guard.GuardContext) -> None:
+    raise RuntimeError("this body makes no call")
+
+
+@pytest.mark.parametrize("step", ["before the marker", "in the transaction"])
+def test_p05_a_sleeper_that_wakes_up_after_another_has_done_it_commits_nothing(
+    target: Target, ledger_url: str, ledger: Ledger, step: str
+) -> None:
+    if target.kind == "sqlite" and step == "in the transaction":
+        pytest.xfail("SQLite has one writer: while the sleeper's transaction is open nobody else can book anything")
+    target.attempt(ledger_url, order("first"), booking(target, "first"))
+    worker = Worker(target, ledger_url, "k", step)
+    worker.process.send_signal(signal.SIGSTOP)
+    try:
+        how = until(
+            lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
+        )
+        assert isinstance(how, guard.Done)
+    finally:
+        worker.process.send_signal(signal.SIGCONT)
+    worker.go_on()
+    assert target.rows() == [(1, "first"), (how.value, "k")]
+    assert [record.state for record in ledger.list()] == [State.DONE, State.DONE]
+
+
+def test_p03_what_the_function_raises_is_rolled_back_and_proven_not_applied(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    def half(connection: Any, customer: str) -> int:
+        target.book(connection, customer)
+        raise TimeoutError("the credit check did not answer")
+
+    how = target.attempt(ledger_url, order(), lambda context: context.sql("book", "orders", half, customer="k"))
+    assert isinstance(how, guard.Ended)
+    assert how.retry
+    assert target.rows() == []
+    call = the_call(ledger)
+    assert (call.state, call.effect) == (CallState.FAILED, Effect.NOT_APPLIED)
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(1, replayed=False)
+    assert target.rows() == [(1, "k")]
+
+
+def test_p03_an_error_of_the_database_that_was_swallowed_is_no_success(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    def careless(connection: Any, customer: str) -> str:
+        target.book(connection, customer)
+        try:
+            connection.cursor().execute("insert into nothing values (1)")
+        except Exception:
+            return "ok"
+        raise AssertionError("there is no such table")
+
+    how = target.attempt(ledger_url, order(), lambda context: context.sql("book", "orders", careless, customer="k"))
+    if target.kind == "postgresql":  # its transaction is in error from then on
+        assert isinstance(how, guard.Ended)
+        assert the_call(ledger).effect is Effect.NOT_APPLIED
+        assert target.rows() == []
+    else:
+        assert how == guard.Done("ok", replayed=False)
+        assert target.rows() == [(1, "k")]
+
+
+@pytest.mark.parametrize("how_it_ends", ["commit", "raise"])
+def test_p03_a_function_that_ends_the_transaction_itself_is_a_persons(
+    target: Target, ledger_url: str, ledger: Ledger, how_it_ends: str
+) -> None:
+    def ends(connection: Any, customer: str) -> int:
+        number = target.book(connection, customer)
+        connection.cursor().execute("commit")
+        if how_it_ends == "raise":
+            raise ValueError("after its own commit")
+        return number
+
+    how = target.attempt(ledger_url, order(), lambda context: context.sql("book", "orders", ends, customer="k"))
+    assert isinstance(how, guard.Ended)
+    assert "In doubt" in how.message
+    assert target.rows() == [(1, "k")]
+    for _ in range(2):
+        again = target.attempt(ledger_url, order(), booking(target))
+        assert isinstance(again, guard.Ended)
+        assert "In doubt" in again.message
+    assert target.rows() == [(1, "k")]
+
+
+def test_ending_the_transaction_through_the_connection_is_refused(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    def commits(connection: Any, customer: str) -> None:
+        target.book(connection, customer)
+        connection.commit()
+
+    how = target.attempt(ledger_url, order(), lambda context: context.sql("book", "orders", commits, customer="k"))
+    assert isinstance(how, guard.Ended)
+    assert "connection.commit() belongs to guard.sql" in how.message
+    assert target.rows() == []
+    assert the_call(ledger).effect is Effect.NOT_APPLIED
+
+
+class CutAtCommit(SqlTransaction):
+    """The connection breaks while the commit is on its way: before it arrived, or with the answer."""
+
+    arrives = False
+    marker_away = False
+
+    def _begun(self) -> tuple[Any, Any]:
+        connection, cursor = super()._begun()
+        cut = self
+
+        class Cut:
+            def commit(self) -> None:
+                if cut.arrives:
+                    connection.commit()
+                connection.close()
+                raise ConnectionError("server closed the connection unexpectedly")
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(connection, name)
+
+        return Cut(), cursor
+
+    def _void_quietly(self, marker: Any) -> tuple[str, str | None]:
+        return ("unknown", None) if self.marker_away else super()._void_quietly(marker)
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+@pytest.mark.parametrize("marker_away", [True, False])
+def test_p03_a_commit_without_an_answer_is_decided_by_the_marker(
+    target: Target, ledger_url: str, ledger: Ledger, arrives: bool, marker_away: bool
+) -> None:
+    def cut(conn_id: str) -> SqlTransaction:
+        transaction = CutAtCommit(conn_id, _hook=target.transaction(conn_id)._hook)
+        transaction.arrives, transaction.marker_away = arrives, marker_away
+        return transaction
+
+    how = target.attempt(ledger_url, order(), booking(target), transaction=cut)
+    if marker_away:
+        assert isinstance(how, guard.Ended)
+        assert the_call(ledger).state is CallState.IN_DOUBT
+    elif arrives:
+        assert how == guard.Done(1, replayed=False)
+    else:
+        assert isinstance(how, guard.Ended)
+        assert (the_call(ledger).state, the_call(ledger).effect) == (CallState.FAILED, Effect.NOT_APPLIED)
+    assert isinstance(target.attempt(ledger_url, order(), booking(target)), guard.Done)
+    assert target.rows() == [(1, "k")]
+
+
+def test_p12_without_the_right_to_create_the_table_nothing_is_done_and_the_ddl_is_said(
+    postgres: str, ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with empty_database(postgres) as url:
+        target = Target("postgresql", url)
+        monkeypatch.setenv("AIRFLOW_CONN_ORDERS", url)
+        target.run(
+            "create table orders (id integer, customer varchar(100))",
+            "revoke create on schema public from public",
+            "drop role if exists clerk",
+            "create role clerk login password 'c'",
+            "grant all on orders to clerk",
+        )
+        at = url.rpartition("@")[2] if "@" in url else url.partition("://")[2]
+        clerk = Target("postgresql", f"postgresql://clerk:c@{at}")
+        clerk.use()
+        how = clerk.attempt(ledger_url, order(), booking(clerk))
+        assert isinstance(how, guard.Ended)
+        assert "create table if not exists runguard_marker" in how.message
+        assert target.rows() == []
+        target.run("reassign owned by clerk to current_user", "drop owned by clerk", "drop role clerk")
