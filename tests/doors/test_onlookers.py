@@ -14,7 +14,7 @@ from airflow.sdk.listener import get_listener_manager
 
 from airflow_runguard import guarded_task, ledger_callbacks, onlooker
 from airflow_runguard.core.record import State
-from tests.doors.conftest import DAY, created
+from tests.doors.conftest import DAY
 
 
 def plain(airflow, charge, callbacks: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -172,6 +172,9 @@ def test_p05_a_hint_never_overrules_the_holder_of_a_guard(airflow, charge):
 def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(airflow, charge):
     """Mark success in the UI: Airflow's api-server calls the listener with its own kind of task instance."""
     from airflow.models.log import Log
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
 
     airflow.vendor.script("drop")
     with airflow.dag() as dag:
@@ -182,8 +185,8 @@ def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(air
 
         pay()
     airflow.run(dag)
-    with created(dag, logical_date=DAY, run_id="by-hand") as (dag_run, session):
-        (ti,) = dag_run.get_task_instances(session=session)
+    with create_session() as session:
+        ti = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag.dag_id)).one()
         session.add(Log(event="patch_task_instance", owner="anna", dag_id=dag.dag_id))
         for _ in range(2):
             onlooker.on_task_instance_success(previous_state=None, task_instance=ti)
