@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from airflow_runguard.batches import BatchResults, GuardedBatchOperator, guarded_batch_task
+    from airflow_runguard.core.batch import ItemContext, Pause
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, Submitted, current_guard
     from airflow_runguard.core.jobs import FailedForGood, JobFailed, NotFound, Running, Succeeded
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.onlooker import ledger_callbacks
     from airflow_runguard.operators import GuardedPythonOperator, guarded
-    from airflow_runguard.options import Guard
+    from airflow_runguard.options import BatchGuard, Guard
     from airflow_runguard.reconcile import ReconcileOperator, VendorEffect
     from airflow_runguard.reconcilers import FileLookup, HttpLookup, SftpLookup, SqlLookup, StripeLookup
     from airflow_runguard.retry import GuardRetryPolicy
@@ -28,11 +30,14 @@ if TYPE_CHECKING:
 
 _ROOMS = {
     "Applied": "core.guard",
+    "BatchGuard": "options",
+    "BatchResults": "batches",
     "Doubt": "core.guard",
     "FailedForGood": "core.jobs",
     "FileLookup": "reconcilers",
     "Guard": "options",
     "GuardContext": "core.guard",
+    "GuardedBatchOperator": "batches",
     "GuardRetryPolicy": "retry",
     "GuardedPythonOperator": "operators",
     "HttpLookup": "reconcilers",
@@ -40,6 +45,8 @@ _ROOMS = {
     "LedgerAuditOperator": "upkeep",
     "NotApplied": "core.errors",
     "NotFound": "core.jobs",
+    "ItemContext": "core.batch",
+    "Pause": "core.batch",
     "PlanningError": "core.errors",
     "Previous": "series",
     "PreviousRunSensor": "sensors",
@@ -59,24 +66,30 @@ _ROOMS = {
     "VendorEffect": "reconcile",
     "current_guard": "core.guard",
     "guarded": "operators",
+    "guarded_batch_task": "batches",
     "guarded_task": "decorators",
     "ledger_callbacks": "onlooker",
 }
 
 __all__ = [
     "Applied",
+    "BatchGuard",
+    "BatchResults",
     "Doubt",
     "FailedForGood",
     "FileLookup",
     "Guard",
     "GuardContext",
     "GuardRetryPolicy",
+    "GuardedBatchOperator",
     "GuardedPythonOperator",
     "HttpLookup",
+    "ItemContext",
     "JobFailed",
     "LedgerAuditOperator",
     "NotApplied",
     "NotFound",
+    "Pause",
     "PlanningError",
     "Previous",
     "PreviousRunSensor",
@@ -96,6 +109,7 @@ __all__ = [
     "VendorEffect",
     "current_guard",
     "guarded",
+    "guarded_batch_task",
     "guarded_task",
     "ledger_callbacks",
 ]

@@ -112,6 +112,11 @@ SCOPE = OneOf(
 KEY = Argument("key", metavar="KEY", help="KEY or NAMESPACE/KEY; after `--` if it begins with a dash")
 NAMESPACE = Argument("--namespace", metavar="NAME", help="the namespace, where KEY alone names several records")
 ACTOR = Argument("--actor", metavar="NAME", help="who you are (default: the user of this shell)")
+ITEMS = Argument(
+    "--items",
+    metavar="SELECTION",
+    help="of a batch, only these: a state (in_doubt, failed), with a class (failed:validation), or key=ITEM",
+)
 CHANGE = (Argument("--reason", metavar="TEXT", help="why; kept in the ledger with who and when (needed)"), ACTOR)
 EVERYWHERE = (
     Argument("-o", "--output", choices=("text", "json"), default="text", help="json: one object, errors too"),
@@ -165,6 +170,17 @@ COMMANDS = (
     Command("show", "Show what the ledger has of a record", (KEY, NAMESPACE)),
     Command("explain", "Say what happened, why it stands where it stands, and who moves it on", (KEY, NAMESPACE)),
     Command(
+        "items",
+        "List the items of a batch",
+        (
+            KEY,
+            NAMESPACE,
+            Argument("--state", metavar="SELECTION", help="only these: failed, failed:validation, in_doubt, key=ITEM"),
+            Argument("--limit", type=_count(1), default=100, metavar="N", help="at most so many (default: 100)"),
+            Argument("--after-item", metavar="ITEM", default="", help="go on after this item"),
+        ),
+    ),
+    Command(
         "resolve",
         "Say what became of a record in doubt",
         (
@@ -195,6 +211,7 @@ COMMANDS = (
             ),
             Argument("--result", metavar="JSON", help="with --happened: the result that a clear gives back"),
             Argument("--call", metavar="NAME", help="only this call of it"),
+            ITEMS,
             Argument("--reference", metavar="ID", help="the vendor's own name for it"),
             Argument("--force", action="store_true", help="with --did-not-happen: although it may still arrive"),
         ),
@@ -207,6 +224,7 @@ COMMANDS = (
             KEY,
             NAMESPACE,
             Argument("--again-although-applied", action="store_true", help="have the effect a second time"),
+            ITEMS,
         ),
         changes=True,
     ),

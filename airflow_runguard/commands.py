@@ -19,6 +19,7 @@ import psycopg
 from airflow_runguard import explain as words
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
+from airflow_runguard.core.items import Changed, Items, Selection
 from airflow_runguard.core.ledger import Connect, Ledger
 from airflow_runguard.core.record import Call, Event, Record, Result, State
 from airflow_runguard.explain import command
@@ -143,6 +144,72 @@ def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_alt
         again_although_applied=again_although_applied,
     )
     return changed(ledger, record, verdict)
+
+
+def items(ledger: Ledger, record: Record, selection: str | None, *, after: str = "", limit: int = 100) -> Data:
+    """A page of a batch's items in order of their keys; ``next`` is the key to go on after, ``None`` on the last page.
+
+    :raises Refused: it is no batch.
+    """
+    if record.calls != "batch":
+        raise refusal(ledger, record, "no_batch")
+    chosen = Selection.parse(selection) if selection else None
+    found = Items(ledger).page(record.id, record.generation, chosen, after=after, limit=limit + 1)
+    return {
+        "now": ledger.check()["now"],
+        "counts": [asdict(count) for count in Items(ledger).count(record.id, record.generation)],
+        "items": _calls(ledger, record, found[:limit], ledger.events(record.id)),
+        "next": found[limit - 1].name if len(found) > limit else None,
+    }
+
+
+def resolve_items(
+    ledger: Ledger,
+    record: Record,
+    answer: str,
+    selection: str,
+    *,
+    actor: str,
+    reason: str,
+    result: bytes | None = None,
+    reference: str | None = None,
+    force: bool = False,
+) -> Data:
+    """:func:`resolve` for a selection of a batch's items. Those that may still arrive are left, and counted."""
+    done = Items(ledger).resolve(
+        record.id,
+        answer,
+        Selection.parse(selection),
+        actor=actor,
+        reason=reason,
+        results=None if result is None else [result],
+        reference=reference,
+        force=force,
+        seen_fence=record.fence,
+    )
+    left = f" {done.left} may still arrive at the vendor, so they were left." if done.left else ""
+    return _items_changed(ledger, record, done, f"{done.items} item(s) settled.{left}")
+
+
+def reopen_items(
+    ledger: Ledger, record: Record, selection: str, *, actor: str, reason: str, again_although_applied: bool = False
+) -> Data:
+    """Order a selection of a batch's items anew; the next run of the task calls them."""
+    done = Items(ledger).reopen(
+        record.id,
+        Selection.parse(selection),
+        seen_generation=record.generation,
+        actor=actor,
+        reason=reason,
+        again_although_applied=again_although_applied,
+    )
+    left = f" {done.left} happened or may have, so they were left." if done.left else ""
+    return _items_changed(ledger, record, done, f"{done.items} item(s) are called by the next run.{left}")
+
+
+def _items_changed(ledger: Ledger, record: Record, done: Changed, what: str) -> Data:
+    told = changed(ledger, record, done.verdict)
+    return {**told, "said": f"{what} {told['said']}", "items": done.items, "left": done.left}
 
 
 def release(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:

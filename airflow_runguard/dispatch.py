@@ -134,6 +134,10 @@ def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
             raise PlanningError(
                 "Only what happened has a --result. Nothing was changed.", "Add --happened, or leave it out."
             )
+        if args.items and args.call:
+            raise PlanningError("--items and --call say two things. Nothing was changed.", "Leave one of them out.")
+        if args.items and args.result is not None and not args.items.startswith("key="):
+            raise PlanningError("One --result is of one item. Nothing was changed.", "Say --items key=ITEM.")
         if args.force and args.answer != "did_not_happen":
             raise PlanningError("--force belongs to --did-not-happen. Nothing was changed.", "Leave it out.")
     if name in ("freeze", "thaw") and not (args.all or args.dag_id or args.namespace or args.key_prefix):
@@ -290,6 +294,22 @@ def _with_ledger(
             return commands.show(ledger, record)
         case "explain":
             return commands.explain(ledger, record)
+        case "resolve" if args.items:
+            return commands.resolve_items(
+                ledger,
+                record,
+                args.answer,
+                args.items,
+                reference=args.reference,
+                result=None if args.result is None else _as_stored(args.result),
+                force=args.force,
+                **who,
+            )
+        case "reopen" if args.items:
+            again = args.again_although_applied
+            return commands.reopen_items(ledger, record, args.items, again_although_applied=again, **who)
+        case "items":
+            return commands.items(ledger, record, args.state, after=args.after_item, limit=args.limit)
         case "resolve":
             return commands.resolve(
                 ledger,

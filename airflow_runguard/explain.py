@@ -12,9 +12,22 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_runguard.core.record import Call, CallState, Effect, Event, Failure, FailureClass, Identity, Record, State
+from airflow_runguard.core.record import (
+    Call,
+    CallState,
+    Completeness,
+    Effect,
+    Event,
+    Failure,
+    FailureClass,
+    Identity,
+    Record,
+    State,
+)
 
 OPEN = (CallState.STARTED, CallState.IN_DOUBT)
+SHOWN = 20
+"""Items that a sentence names at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,8 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
             "A person looks at the line, asks the vendor, and repairs it",
             {"First": command("repair", name)},
         )
+    if record.calls == "batch" and record.state in (State.FAILED, State.PAUSED, State.DONE):
+        return _batch(record, now)
     match record.state:
         case State.PENDING:
             why = f" ({one_line(record.error)})" if record.error else ""
@@ -144,7 +159,15 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         "replay": ", or the task's next try, which repeats it under its vendor key while the vendor remembers that",
     }[record.on_doubt]
     commands = {}
-    for call in doubtful or ["body"]:
+    if record.calls == "batch":
+        commands["All of these happened"] = command("resolve", name, "--items=in_doubt --happened --reason=…")
+        commands["None of them did"] = command("resolve", name, "--items=in_doubt --did-not-happen --reason=…")
+        commands["Only one of them did"] = command(
+            "resolve", name, "--items=key=ITEM --happened --result=JSON --reason=…"
+        )
+        which = f" The items in question: {', '.join(doubtful[:SHOWN])}{', …' if len(doubtful) > SHOWN else ''}."
+        doubtful = []
+    for call in doubtful or ([] if record.calls == "batch" else ["body"]):
         # Of an explicit task only the call is settled: what comes after it is still to be done.
         only, it = ("", "It") if call == "body" else (f" --call={shlex.quote(call)}", f"{call!r}")
         commands[f"{it} happened"] = command("resolve", name, f"--happened{only} --result=JSON --reason=…")
@@ -153,6 +176,31 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         f"Nobody knows whether it happened: {_trouble(record)}. It is not sent again blindly.{which}{early}",
         f"A person, who looks it up at the vendor and says what is true{others}",
         {**commands, "Nobody can find out, leave it": command("resolve", name, "--failed --reason=…")},
+    )
+
+
+def _batch(record: Record, now: datetime) -> Standing:
+    """A batch's items have their own states; what it says of itself counts them."""
+    name = record.identity
+    look = {"Its items": command("items", name)}
+    failed = {"They are corrected": command("reopen", name, "--items=failed:validation --reason=…")}
+    if record.state is State.DONE and record.completeness is Completeness.FULL:
+        return Standing(
+            f"Every item of its list happened; booked at {when(record.finished_at, now)}.",
+            "Nobody: a clear calls only items that are new in the list. A person may order items anew",
+            look,
+        )
+    if record.state is State.PAUSED:
+        return Standing(
+            f"It waits, and waiting will mend it: {_trouble(record)}. What is done is not called again.",
+            f"The task does, by itself, not before {when(record.resume_at, now)}",
+            look,
+        )
+    ended = "Not every item happened, which its author allows" if record.state is State.DONE else "It did not end"
+    return Standing(
+        f"{ended}: {_trouble(record)}. What is done is not called again.",
+        "The next try or clear calls what may go on; that an item itself was mended, a person says",
+        look | failed,
     )
 
 
@@ -240,6 +288,17 @@ def sentence(event: Event) -> str:
                 detail.get("answer", ""), "leave it as failed"
             )
             return f"{event.actor} said of {call}: {said}{reference}{forced}{because}."
+        case "items_called":
+            return f"{event.actor} was about to send the items {_names(detail)}."
+        case "items_answered":
+            return f"Items were answered: {_names(detail)}."
+        case "items_resolved":
+            answer = {"happened": "they happened", "did_not_happen": "they did not happen"}.get(
+                detail.get("answer", ""), "leave them as failed"
+            )
+            return f"{event.actor} said of {detail.get('items')} item(s) ({_names(detail)}): {answer}{because}."
+        case "items_reopened":
+            return f"{event.actor} ordered {detail.get('items')} item(s) anew ({_names(detail)}){because}."
         case "reopened":
             return f"{event.actor} ordered it anew, as generation {event.generation}{because}."
         case "payload_accepted":
@@ -286,6 +345,11 @@ def decided(failure: Failure, *, reads: bool = False) -> str:
         return "Failed: it did not happen, and neither waiting nor retrying mends it. A person must act."
     harmless = "it only reads" if reads else "it did not happen"
     return f"Failed: {harmless}, so the next try may do it."
+
+
+def _names(detail: Mapping[str, Any]) -> str:
+    names = [str(name) for name in detail.get("names", ())]
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
 def _plain(word: Any) -> str:

@@ -50,7 +50,7 @@ class _TemplateGuard:
 
     @property
     def idempotency_key(self) -> str:
-        if self._guard.calls == "explicit":
+        if self._guard.calls in ("explicit", "batch"):
             raise PlanningError(
                 "{{ guard.idempotency_key }} is the key of a body that is one call; here each call has its own.",
                 "Hand it over with guard.call(name, fn, vendor_key_as='idempotency_key').",
@@ -63,6 +63,7 @@ class GuardMixin(_Operator):
     """What :func:`guarded` puts before an operator class. Not for direct use."""
 
     guard: Guard
+    _entry: type[Entry] = Entry
 
     @with_defaults
     def __init__(self, *, guard: Guard | None = None, **kwargs: Any) -> None:
@@ -80,7 +81,7 @@ class GuardMixin(_Operator):
         object.__setattr__(self, "_guard_key_reads", guard.reads)
 
     def execute(self, context: Context) -> Any:
-        return Entry(self, self.guard, context).run(lambda: super(GuardMixin, self).execute(context))
+        return self._entry(self, self.guard, context).run(lambda: super(GuardMixin, self).execute(context))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         method: str | None = next_method
@@ -92,9 +93,11 @@ class GuardMixin(_Operator):
             parked = next_kwargs or {}
             method, asked_since, answer = None, parked.get("since"), answer_of(parked.get("event"))
         if method is None:  # it had not begun, or a person has said what became of it: from the start
-            entry = Entry(self, self.guard, context, waited_since=waited_since, asked_since=asked_since, answer=answer)
+            entry = self._entry(
+                self, self.guard, context, waited_since=waited_since, asked_since=asked_since, answer=answer
+            )
             return entry.run(lambda: super(GuardMixin, self).execute(context))
-        entry = Entry(self, self.guard, context, resumes=(method, next_kwargs), waited_since=waited_since)
+        entry = self._entry(self, self.guard, context, resumes=(method, next_kwargs), waited_since=waited_since)
         return entry.run(lambda: super(GuardMixin, self).resume_execution(method, next_kwargs, context))
 
     def on_kill(self) -> None:
@@ -207,7 +210,7 @@ def _checked(guard: Guard, operator: BaseOperator) -> Guard:
     adapter.prepare(operator)
     if not isinstance(guard, Guard):
         raise PlanningError(f"guard={guard!r} is not a Guard.", "Write guard=Guard(key=…).")
-    if guard.calls == "explicit":
+    if guard.calls in ("explicit", "batch"):
         return guard if guard.on_doubt is not None else replace(guard, on_doubt="ask")
     if guard.on_doubt is None and not adapter.known and not guard.single_request:
         raise PlanningError(f"Task {operator.task_id!r} does not say on_doubt. {ON_DOUBT}", "No call was made.")

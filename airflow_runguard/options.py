@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, ClassVar, Literal, Self, TypedDict
 
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.series import Previous, Series
@@ -112,7 +112,9 @@ class Guard:
     series: str | Series | None = None
     wait_for_previous: bool | Previous = False
 
-    def __new__(cls, *_: Any, **options: Any) -> Guard:
+    _CALLS: ClassVar[tuple[str | None, ...]] = (None, "body", "explicit")
+
+    def __new__(cls, *_: Any, **options: Any) -> Self:
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:
@@ -123,7 +125,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         words = {
-            "calls": (None, "body", "explicit"),
+            "calls": self._CALLS,
             "on_busy": ("wait", "fail", "skip"),
             "store_result": ("all", "digest", "none"),
             "depth": (None, *DEPTHS),
@@ -181,7 +183,73 @@ class Guard:
             for name, value in said.items()
             if value != type(self).__dataclass_fields__[name].default
         )
-        return f"Guard({', '.join(shown)})"
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class BatchOptions(GuardOptions, total=False):
+    """The options of :class:`BatchGuard` as keyword arguments of the decorator."""
+
+    item_key: str | Callable[[Any], Any] | None
+    concurrency: int
+    bulk: int | None
+    accept: Any
+    allow_empty: bool
+    stop_after: int | None
+    stop_after_share: float | None
+    allow_partial: bool
+
+
+@dataclass(frozen=True, repr=False)
+class BatchGuard(Guard):
+    """How a batch is guarded: a task whose function is called for each item of a list.
+
+    What :class:`Guard` says of a task holds for the batch as a whole; these are the item's. An item's function makes
+    one request, so that its error speaks for the item.
+
+    :param item_key: names an item by its content: a field (``"id"``), a template (``"{{ item.id }}/{{ item.month }}"``)
+        or a function of the item. Never its position.
+    :param payload: which fields of an item are its order, or a function of it. Default: all of it.
+    :param concurrency: so many calls at once at most (threads; for an async function coroutines).
+    :param bulk: the function gets a dict of up to so many items by key, and returns a dict of outcomes by key.
+    :param accept: a function of a result that raises or returns ``False`` where it is none, or a pydantic model.
+    :param allow_empty: ``None`` and empty values may be results.
+    :param stop_after, stop_after_share: after so many failed or doubtful items (of all) no other is begun.
+    :param allow_partial: the task ends as success, marked partial, although some items failed or are in doubt.
+    :param on_doubt: ``ask`` (default), ``replay``, or a function of one doubt; a function whose parameter is named
+        ``doubts`` is given a list of them and returns answers by ``doubt.call.name``.
+    :param allow_no_call: an empty list is work done; otherwise it is an error.
+    """
+
+    calls: Any = "batch"
+    item_key: str | Callable[[Any], Any] | None = None
+    concurrency: int = 1
+    bulk: int | None = None
+    accept: Any = None
+    allow_empty: bool = False
+    stop_after: int | None = None
+    stop_after_share: float | None = None
+    allow_partial: bool = False
+
+    _CALLS: ClassVar[tuple[str | None, ...]] = ("batch",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (callable(self.item_key) or (isinstance(self.item_key, str) and self.item_key)):
+            raise PlanningError(
+                "The batch does not say item_key, so nothing names its items.",
+                "Name the field that identifies an item (item_key='id'), or give a template or a function of the item.",
+            )
+        for name in ("concurrency", "bulk", "stop_after"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or not 0 < value <= 10_000):
+                raise PlanningError(f"{name}={value!r} is not a whole number from 1 to 10000.")
+        share = self.stop_after_share
+        if share is not None and (isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share < 1):
+            raise PlanningError(f"stop_after_share={share!r} is no share of the items (0 to 1).")
+        if self.accept is not None and not callable(self.accept):
+            raise PlanningError(f"accept={self.accept!r} is neither a function nor a model.")
+        if self.single_request:
+            raise PlanningError("single_request is always so of an item.", "Leave it out.")
 
 
 def seconds(value: Seconds | None, default: float) -> float:

@@ -16,7 +16,10 @@ def get_provider_info() -> dict[str, Any]:
         "description": "Tasks that charge, pay out, send or order have their effect once, whatever Airflow does.\n",
         "versions": ["0.1.0"],
         # Airflow reads ``class-name``; its schema also knows ``path``, which nothing reads.
-        "task-decorators": [{"name": "guarded", "class-name": "airflow_runguard.decorators.guarded_task"}],
+        "task-decorators": [
+            {"name": "guarded", "class-name": "airflow_runguard.decorators.guarded_task"},
+            {"name": "guarded_batch", "class-name": "airflow_runguard.batches.guarded_batch_task"},
+        ],
         "cli": ["airflow_runguard.cli.get_commands"],
         "config": {
             "runguard": {

@@ -64,6 +64,7 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
     "too_early": _too_early,
     "not_in_doubt": _not_in_doubt,
     "no_such_call": _no_such_call,
+    "no_batch": lambda r, _: (f"{r.identity} is no batch, so it has no items.", _look(r)),
     "moved": lambda r, _: (
         f"{r.identity} changed after you looked at it: its holder, the vendor's answer or another person was first.",
         _look(r),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -49,6 +50,20 @@ def records(data: Data) -> str:
         rows.append((str(record["id"]), name, record["state"] + mark, str(record["generation"]), since, _short(note)))
     more = f"\nMore: --after {data['next']}" if data["next"] else ""
     return table(rows) + more
+
+
+def items(data: Data) -> str:
+    counted = [
+        f"{count['items']} {count['state']}{':' + count['failure_class'] if count['failure_class'] else ''}"
+        for count in data["counts"]
+    ]
+    rows = [("ITEM", "STATE", "SENT", "NOTE")]
+    for item in data["items"]:
+        state = f"{item['state']}:{item['failure_class']}" if item["failure_class"] else str(item["state"])
+        note = one_line(item["error"] or item["evidence"])
+        rows.append((item["name"], state, when(item["intent_at"], data["now"]), _short(note)))
+    more = f"\nMore: --after-item {shlex.quote(data['next'])}" if data["next"] else ""
+    return f"{', '.join(counted) or 'No items'}\n\n{table(rows)}{more}"
 
 
 def show(data: Data) -> str:
@@ -207,6 +222,7 @@ def audit(data: Data) -> str:
 PICTURES: Mapping[str, Callable[[Data], str]] = {
     "list": records,
     "show": show,
+    "items": items,
     "repair": broken_line,
     "explain": explain,
     "db check": check,

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from airflow_runguard.core.migrations import upgrade
-from benchmarks import previous
+from benchmarks import batch, previous
 from benchmarks.classifier import classify_us
 from benchmarks.speed import DEPLOYMENT, Bench
 from benchmarks.waiting import measure
@@ -35,6 +35,10 @@ LIMITS = {
     "sensor_wakeup_s": 1.0,
     "sensors_1000_connections": 1.0,
     "observe_ms": 5.0,
+    "item_vs_pair": 0.5,
+    "plan_100k_s": 5.0,
+    "resume_100k_s": 2.0,
+    "stream_rss_mb": 20.0,
 }
 ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full", "claim_gated", "redis")
 
@@ -56,6 +60,8 @@ def main() -> int:
                     seconds[name].append(getattr(bench, name)(calls))
                 print(f"Round {number + 1} of {rounds} done ({calls:,} calls each).", flush=True)
             memory = resident_mb(urls[1], redis.url)
+            many = 100_000 if short else 1_000_000
+            of_batches = batch.figures(urls[1], bench.bare_connection, rounds=rounds, items=calls, many=many)
             waits = 500 if short else 5000
             print(f"Waiting: {waits:,} tasks at one gate …", flush=True)
             resume, tick = measure(urls[1], waits, 5 if short else 15)
@@ -70,6 +76,7 @@ def main() -> int:
         "replay_vs_select": medians["replay"] / medians["select"],
         "claim_1m_vs_empty": medians["claim_full"] / medians["claim_empty"],
         "task_rss_mb": memory,
+        **of_batches,
         "gate_vs_redis": max(0.0, medians["claim_gated"] - medians["claim_empty"]) / medians["redis"],
         "resume_s": resume,
         "tick_ms": tick,

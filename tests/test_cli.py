@@ -16,15 +16,19 @@ from typing import Any
 
 import psycopg
 import pytest
+import requests
 
 from airflow_runguard import codec
 from airflow_runguard.cli import COMMANDS, main
 from airflow_runguard.core import keys
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Outcome, Result, Settlement, State, Verdict
+from airflow_runguard.core.work import Done, InDoubt
 from airflow_runguard.refusals import SENTENCES
 from demo.servers import create_database, drop_database
-from tests.core import books, engine
+from tests.core import batches, books, engine
+from tests.core.batches import Counting
+from tests.core.test_batch import answered
 
 SQL = psycopg.Connection[Any]
 NOBODY = "postgresql://postgres@127.0.0.1:1/nothing"
@@ -116,7 +120,18 @@ def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_
         "preview": ["--dag-id", "d"],
         "baseline": ["--dag-id", "d", "--before", "2026-10-01T00:00:00Z"],
     }
-    keyed = {"show", "explain", "reopen", "release", "repair", "accept-payload", "resume", "quota show", "quota open"}
+    keyed = {
+        "show",
+        "items",
+        "explain",
+        "reopen",
+        "release",
+        "repair",
+        "accept-payload",
+        "resume",
+        "quota show",
+        "quota open",
+    }
     words = [*command.split(), *arguments.get(command, ["a"] if command in keyed else [])]
     words += ["--reason", "r"] if next(c.changes for c in COMMANDS if c.name == command) else []
     said = ask(*words, dsn=NOBODY)
@@ -130,6 +145,52 @@ def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_
     else:
         assert said.code == 3
         assert set(said.data) == {"error", "remedy"}
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_person_settles_and_reopens_selections_of_a_batchs_items(run: Type, ask: Type, ledger: Ledger) -> None:
+    pay = Counting(b=answered(422), c=requests.ReadTimeout("no answer"), d=requests.ReadTimeout("no answer"))
+    assert isinstance(batches.run(ledger, batches.invoices(*"abcd"), pay), InDoubt)
+    shown = run("items", "invoices")
+    assert (shown.code, shown.err) == (0, "")
+    assert "1 done, 1 failed:validation, 2 in_doubt" in shown.out.replace(":unknown", "").replace(":timeout", "")
+    assert [item["name"] for item in ask("items", "invoices", "--state", "failed:validation").data["items"]] == ["b"]
+    first = ask("items", "invoices", "--limit", "3")
+    assert (len(first.data["items"]), first.data["next"]) == (3, "c")
+    assert [i["name"] for i in ask("items", "invoices", "--limit", "3", "--after-item", "c").data["items"]] == ["d"]
+    assert "--items=in_doubt" in run("explain", "invoices").out
+
+    said = ask("resolve", "invoices", "--items", "in_doubt", "--did-not-happen", "--reason", "none")
+    assert (said.code, said.data["error"][:12]) == (1, "It is too ea")
+    said = run("resolve", "invoices", "--items", "key=c", "--happened", "--result", '"ch_1"', "--reason", "found")
+    assert (said.code, said.out[:16]) == (0, "1 item(s) settle"), said
+    said = run("resolve", "invoices", "--items", "in_doubt", "--did-not-happen", "--force", "--reason", "none")
+    assert said.code == 0
+    assert batches.record(ledger).state is State.PENDING
+    said = run("reopen", "invoices", "--items", "done", "--reason", "again")
+    assert said.code == 1
+    assert "--again-although-applied" in said.err
+    assert run("reopen", "invoices", "--items", "failed:validation", "--reason", "corrected").code == 0
+    assert run("reopen", "invoices", "--items", "failed:validation", "--reason", "corrected").code == 1
+    assert run("reopen", "invoices", "--items", "wrong", "--reason", "x").code == 2
+    history = run("explain", "invoices").out
+    assert "said of 1 item(s) (c): they happened" in history
+    assert "ordered 1 item(s) anew (b)" in history
+
+    pay._does.clear()
+    assert isinstance(batches.run(ledger, batches.invoices(*"abcd"), pay), Done)
+    assert pay.calls == ["a", "b", "c", "d", "b", "d"]
+    assert "Every item of its list happened" in run("explain", "invoices").out
+
+
+def test_what_is_no_batch_has_no_items(run: Type, ledger: Ledger) -> None:
+    books.bring(ledger, State.DONE, engine.order("inv-7"))
+    for words in (["items", "inv-7"], ["reopen", "inv-7", "--items", "failed", "--reason", "x"]):
+        said = run(*words)
+        assert said.code == 1
+        assert "is no batch" in said.err
 
 
 @pytest.mark.parametrize("state", list(State))

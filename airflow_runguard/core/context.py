@@ -6,12 +6,14 @@ A call that may not be made ends the body with :class:`~airflow_runguard.core.wo
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -38,6 +40,7 @@ from airflow_runguard.core.work import (
 from airflow_runguard.core.writer import Answer, Writer
 
 T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741  # an item
 
 log = logging.getLogger("airflow_runguard")
 
@@ -78,6 +81,15 @@ def _chain(error: BaseException) -> list[BaseException]:
 log = logging.getLogger("airflow_runguard")
 _calling: ContextVar[str | None] = ContextVar("runguard_call", default=None)
 """The call whose function runs here."""
+
+
+def _raise(errors: list[BaseException]) -> None:
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise BaseExceptionGroup(f"{len(errors)} calls failed", errors)
+
+
 _current: ContextVar[GuardContext | None] = ContextVar("runguard", default=None)
 
 
@@ -381,6 +393,40 @@ class GuardContext:
             await self._ended(name, value).waited()
             return value
 
+    async def gather(self, *calls: Awaitable[T]) -> list[T]:
+        """Await calls side by side: ``await guard.gather(guard.acall("a", …), guard.acall("b", …))``.
+
+        Every call is awaited and settled on its own, also when another fails, and no error is lost.
+
+        :returns: what they returned, in order.
+        :raises BaseException: what one of them raised; a ``BaseExceptionGroup`` where several did.
+        """
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        _raise([error for error in ended if isinstance(error, BaseException)])
+        return cast(list[T], ended)
+
+    def map(
+        self, fn: Callable[[I], T], items: Iterable[I], *, name: Callable[[I], str], concurrency: int = 8
+    ) -> list[T]:
+        """One call of ``fn`` for each item, side by side in threads. For lists that fit into one body; a long one is a
+        batch (``guarded_batch_task``).
+
+        After the first error no other item is begun; those under way are awaited and settled.
+
+        :param name: of an item's call, by its content and never by its place.
+        :returns: what they returned, in order.
+        :raises BaseException: what one of them raised; a ``BaseExceptionGroup`` where several did.
+        """
+        with ThreadPoolExecutor(concurrency, thread_name_prefix="runguard-map") as threads:
+            calls = [threads.submit(copy_context().run, self.call, name(item), fn, item) for item in items]
+            wait(calls, return_when=FIRST_EXCEPTION)
+            for call in calls:
+                call.cancel()  # not those that have begun
+            wait(calls)
+        ended = [call for call in calls if not call.cancelled()]
+        _raise([error for call in ended if (error := call.exception()) is not None])
+        return [call.result() for call in ended]
+
     @contextmanager
     def entered(self) -> Iterator[None]:
         token = _current.set(self)
@@ -391,6 +437,11 @@ class GuardContext:
 
     def failure_behind(self, error: BaseException) -> Failure | None:
         """The booked failure of the call that ``error`` stems from; ``None`` where it comes from between the calls."""
+        for link in _chain(error):
+            if isinstance(link, BaseExceptionGroup):
+                found = [failure for each in link.exceptions if (failure := self.failure_behind(each)) is not None]
+                # Of several: doubt before waiting, waiting before a refusal.
+                return min(found, key=lambda it: (it.effect is not Effect.UNKNOWN, not it.pausable), default=None)
         chain = _chain(error)
         return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
 
@@ -399,7 +450,7 @@ class GuardContext:
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """One call of one name at a time, and none that makes no sense."""
-        if self.body_is_call:
+        if self._work.order.calls != "explicit":
             raise PlanningError(SINGLE_BODY, EXPLICIT)
         if not isinstance(name, str) or not 0 < len(name) <= 512 or name == BODY:
             raise PlanningError(f"A call's name is a text of 1 to 512 characters other than 'body', not {name!r}.")

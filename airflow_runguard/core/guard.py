@@ -42,6 +42,7 @@ from airflow_runguard.core.work import (
     How,
     InDoubt,
     Interrupt,
+    Leave,
     Passed,
     Reconcile,
     StillUnknown,
@@ -184,6 +185,8 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
     try:
         with guard.entered():
             value = work.body(guard)
+    except Leave as leave:
+        return _leave_as(writer, work, guard, leave)
     except BaseException as error:
         if guard.interrupt is not None:
             return _leave_interrupted(writer, guard, guard.interrupt)
@@ -224,11 +227,24 @@ def _paused(written: Written, guard: GuardContext, why: str) -> How:
     return Waiting(why)
 
 
+def _leave_as(writer: Writer, work: Work, guard: GuardContext, leave: Leave) -> How:
+    settlement = leave.settlement
+    if settlement.state is State.DONE:
+        settlement = replace(settlement, result=dumped(work, leave.value))
+        return _done(writer.settle(settlement).result(), work, leave.how)
+    written = writer.settle(settlement).result()
+    return _paused(written, guard, settlement.error) if settlement.state is State.PAUSED else leave.how
+
+
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
     result = dumped(work, value)
     outcomes = [Outcome(BODY, result=result)] if guard.body_is_call else []
     with work.watch("settle"):
         written = writer.settle(Settlement(State.DONE, result=result), *outcomes).result()
+    return _done(written, work, how)
+
+
+def _done(written: Written, work: Work, how: How) -> How:
     if written.verdict == "ok" and written.state is State.DONE:
         return how
     if written.verdict == "ok" and written.state is State.IN_DOUBT:
@@ -254,7 +270,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.hand_over(signal.seconds).result()
         return Passed(error)
     if isinstance(signal, Decision):
-        if guard.body_is_call or guard.called:
+        if guard.body_is_call or guard.called:  # of a batch: its other items are still to be done
             return _leave_done(writer, work, guard, signal.value, Passed(error))
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)

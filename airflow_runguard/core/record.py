@@ -125,8 +125,9 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.IN_DOUBT, State.PENDING, "reconcile, person, late outcome", "it did not happen"),
     Transition(State.IN_DOUBT, State.PAUSED, "late outcome", "its last caller was told to wait: it did not happen"),
     Transition(State.IN_DOUBT, State.FAILED, "person, late outcome", "leave it; or it was refused for good"),
-    Transition(State.IN_DOUBT, State.RUNNING, "claim", "the author declared repeating safe (on_doubt='replay')"),
+    Transition(State.IN_DOUBT, State.RUNNING, "claim", "repeating was declared safe (on_doubt='replay'); or a batch"),
     Transition(State.DONE, State.PENDING, "person", "reopen: generation + 1"),
+    Transition(State.DONE, State.RUNNING, "claim", "a batch, whose list may have grown; what is done stays done"),
 )
 
 
@@ -246,7 +247,9 @@ class Settlement:
 class Order:
     """What is to be done once, and under which rules. Times are seconds.
 
-    :param calls: ``body`` = the whole function or operator is one call; ``explicit`` = it makes its calls itself.
+    :param calls: ``body`` = the whole function or operator is one call; ``explicit`` = it makes its calls itself;
+        ``batch`` = each item of a list is a call. A word of its own, since a batch is entered again although some items
+        are in doubt, and after it is done (its list may have grown).
     :param on_doubt: who answers a doubt: ``ask`` a person, ``reconcile`` with the vendor, ``replay`` under one key.
     :param store_result: ``all`` = the serialised bytes; ``digest`` = only their SHA-256; ``none`` = nobody reads it.
     :param lease: how long a silent holder is believed to live; renewed at a third of it.
@@ -285,7 +288,7 @@ class Order:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("calls", ("body", "explicit")),
+            ("calls", ("body", "explicit", "batch")),
             ("on_doubt", ("ask", "replay", "reconcile")),
             ("store_result", ("all", "digest", "none")),
         ):

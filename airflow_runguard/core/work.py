@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
-from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Verdict
+from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Settlement, Verdict
 from airflow_runguard.core.series import Place
 
 log = logging.getLogger("airflow_runguard")
@@ -187,12 +187,14 @@ class Ended:
     :param retry: another try may do better (Airflow's own retries apply); else a person or a command moves it on.
     :param skip: it is to be skipped, as its author said.
     :param error: the exception that ended the body, where there was one.
+    :param value: what there is to give all the same (the summary of a batch).
     :param tells: the kind of notice that people get.
     """
 
     message: str
     retry: bool
     error: BaseException | None = None
+    value: Any = None
     tells: str = ""
     skip: bool = False
 
@@ -228,6 +230,17 @@ class Interrupt(BaseException):
     def __init__(self, how: Waiting | Ended, pause: float | None = None) -> None:
         super().__init__(how.reason if isinstance(how, Waiting) else how.message)
         self.how, self.pause = how, pause
+
+
+class Leave(BaseException):
+    """A body that knows by itself how its record is to be left: a batch. Nothing else raises it.
+
+    :param value: what ``settlement`` books as the result, where it is ``done``.
+    """
+
+    def __init__(self, settlement: Settlement, how: How, value: Any = None) -> None:
+        super().__init__(settlement.error)
+        self.settlement, self.how, self.value = settlement, how, value
 
 
 THAW = "`airflow runguard thaw … --reason …` lets it go on."

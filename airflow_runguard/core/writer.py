@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import psycopg
 
@@ -44,6 +44,18 @@ from airflow_runguard.core.record import (
 log = logging.getLogger("airflow_runguard")
 
 T = TypeVar("T")
+
+
+class Renewed(Protocol):
+    """An answer that says until when the lease runs (``None`` = not the holder any more)."""
+
+    @property
+    def now(self) -> datetime: ...
+    @property
+    def until(self) -> datetime | None: ...
+
+
+R = TypeVar("R", bound=Renewed)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two tries at a ledger that is away."""
@@ -161,6 +173,10 @@ class Writer:
         """Leave the record; renewal ends."""
         return self.do(lambda: self._settle(settlement, outcomes))
 
+    def held(self, run: Callable[[Grant], R]) -> Answer[R]:
+        """Run a statement of the holder that renews the lease: its answer says ``now`` and ``until``."""
+        return self.do(lambda: self._insist(lambda: self._held_by(run), until=self._lease_ends))
+
     def hand_over(self, seconds: float) -> Answer[Written]:
         """Stay the holder while waiting in Airflow for at most so long; the same task instance may re-enter."""
         return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds)))
@@ -274,6 +290,13 @@ class Writer:
         self._held = until is not None
         self._lease_ends = sent + ((until - now).total_seconds() if until else 0.0)
         self._renew_at = sent + self.order.lease / 3
+
+    def _held_by(self, run: Callable[[Grant], R]) -> R:
+        assert self._grant is not None, "asked before the claim was granted"
+        sent = _clock()
+        answer = run(self._grant)
+        self._believe(sent, answer.now, answer.until)
+        return answer
 
     def _write(self, **what: Any) -> Written:
         assert self._grant is not None, "written before the claim was granted"

@@ -85,6 +85,16 @@ def test_the_example_sql_effect(airflow):
     assert airflow.sql.execute("select balance from account").fetchone() == (1500,)
 
 
+def test_the_example_batch_invoices(airflow):
+    dag = example("batch_invoices")
+    first = airflow.run(dag)
+    second = airflow.run(dag, run_conf={"customers": ["dora", "ben", "anna", "cleo"]})
+    assert (first.state, second.state) == ("success", "success")
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["anna", "ben", "cleo", "dora"]
+    assert (first.result("report"), second.result("report")) == (4500, 6000)
+    assert second.result("charge")["replayed"] == 3
+
+
 def test_the_example_payout_in_series(airflow, monkeypatch):
     dag = example("payout_in_series")
     monkeypatch.setattr(dag.task_dict["previous_done"], "deferrable", False)

@@ -150,3 +150,23 @@ def test_the_depth_is_the_guards_else_the_dags_else_that_of_all(airflow, charge,
 def test_a_depth_that_does_not_exist_is_said_when_the_dag_is_parsed(airflow, charge):
     with pytest.raises(PlanningError, match="none of 'observe', 'ledger', 'lease', 'auto'"):
         paying(airflow, charge, {"depth": "observ"})
+
+
+def test_a_batch_is_guarded_where_all_is_observed_and_says_so_where_it_asks_for_it(airflow, charge):
+    from airflow_runguard import guarded_batch_task
+
+    with pytest.raises(PlanningError, match="cannot be observed only"):
+
+        @guarded_batch_task(item_key="id", depth="observe")
+        def wrong(item: dict[str, Any]) -> Any: ...
+
+    with airflow.dag(default_args={"depth": "observe"}) as dag:
+
+        @guarded_batch_task(key="invoices", item_key="id", on_doubt="ask")
+        def pay(item: dict[str, Any]) -> Any:
+            return charge(customer=item["id"])["id"]
+
+        pay([{"id": "a"}, {"id": "b"}])
+    assert airflow.run(dag).state == "success"
+    assert airflow.run(dag).state == "success"
+    assert airflow.vendor.charges() == 2

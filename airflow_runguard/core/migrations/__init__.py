@@ -22,6 +22,7 @@ FUNCTION_FILES = (
     "rules.sql",
     "gates.sql",
     "claim.sql",
+    "batch.sql",
     "write.sql",
     "vendors.sql",
     "people.sql",

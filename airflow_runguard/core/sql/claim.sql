@@ -21,6 +21,8 @@ create or replace function runguard.move_to_doubt(r runguard.record, p_actor tex
 language plpgsql as $$
 begin
     update runguard.call c set state = 'in_doubt', effect = 'unknown',
+           no_later_than = greatest(c.no_later_than, r.no_later_than),
+           error = case when r.calls = 'batch' and c.error = '' then p_reason else c.error end,
            first_unknown_at = coalesce(c.first_unknown_at, clock_timestamp()),
            failure_class = coalesce(c.failure_class, 'unknown')
      where c.record_id = r.id and c.generation = r.generation and c.state = 'started';
@@ -45,8 +47,8 @@ declare
 begin
     select * into c from runguard.call k where k.record_id = r.id and k.generation = r.generation and k.name = p_name;
     if c.record_id is null then
-        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at)
-        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now)
+        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at, claims)
+        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now, 1)
         returning * into c;
         verdict := 'run';
         return;
@@ -68,7 +70,7 @@ begin
                no_later_than = v_now + p_max_call_time, outcome_at = null, resume_at = null, final = false,
                first_unknown_at = case when verdict <> 'attach' then k.first_unknown_at end,
                submitted = verdict = 'attach', external_id = case when not k.submitted or verdict = 'attach' then k.external_id end,
-               attempt = k.attempt + k.final::int,
+               attempt = k.attempt + k.final::int, claims = k.claims + 1,
                first_intent_at = case when k.final or k.first_intent_at is null then v_now else k.first_intent_at end
          where k.record_id = r.id and k.generation = r.generation and k.name = p_name
         returning * into c;
@@ -218,12 +220,17 @@ begin
              where k.id = r.id returning * into r;
             perform runguard.book(r, 'payload_changed', p_actor, 'accepted by a person');
             continue;
+        elsif r.state = 'done' and p_calls = 'batch' and r.calls = 'batch' then
+            if r.updated_at < m.unknown_before then
+                verdict := 'in_doubt';          -- items that it does not know may have been done in the time that is gone
+                reason := 'the ledger lost the time in which more of its items may have been done';
+            end if;                             -- else its list may have grown: what is done stays done
         elsif r.state = 'done' and not (r.payload_accepted and r.payload_digest <> p_payload_digest) then
             verdict := 'replay';
             store_result := r.store_result;
             result := r.result;
             result_missing := r.result_missing;
-        elsif r.state = 'failed' and r.effect <> 'not_applied' then
+        elsif r.state = 'failed' and r.effect <> 'not_applied' and not (p_calls = 'batch' and r.calls = 'batch') then
             verdict := 'refused';
             reason := 'failed';
         elsif r.state = 'paused' and r.resume_at > now then
@@ -233,7 +240,7 @@ begin
             select bool_and(k.submitted or runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
             resend := coalesce(resend, false);
-            if not resend then
+            if not resend and not (p_calls = 'batch' and runguard.doubt_is_its_items(r)) then
                 verdict := 'in_doubt';
                 reason := r.error;
                 until := case when r.no_later_than > now then r.no_later_than end;
@@ -264,10 +271,11 @@ begin
             continue;
         end if;
 
-        if r.updated_at < m.unknown_before then
+        if r.updated_at < m.unknown_before and r.state <> 'done' then
             -- Present and unfinished, but last heard of before the ledger lost time: it may have been done since.
             update runguard.record k set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
                    first_unknown_at = coalesce(k.first_unknown_at, now), lease_until = null, hold_until = null,
+                   late_applied = case when k.calls = 'batch' then greatest(k.late_applied, 1) else k.late_applied end,
                    handed_over = false, resume_at = null, error = 'the ledger lost the time in which this may have been done'
              where k.id = r.id returning * into r;
             perform runguard.book(r, 'in_doubt', p_actor, r.error);
@@ -277,13 +285,14 @@ begin
         if expired and not reenters and (r.open_calls > 0 or r.first_unknown_at is not null) then
             perform runguard.move_to_doubt(r, p_actor, runguard.silent_holder(r));
             continue;
-        elsif exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
-                  and (k.name = 'body') <> (p_calls = 'body')
+        elsif (p_calls <> 'batch' or r.calls <> 'batch')
+              and exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
+                  and (p_calls = 'batch' or r.calls = 'batch' or (k.name = 'body') <> (p_calls = 'body'))
                   and (k.state in ('started', 'done', 'in_doubt') or k.effect = 'applied')) then
             verdict := 'refused';               -- cut into other calls than before: it would repeat what they have done
             reason := 'calls';
             exit;
-        elsif not reenters then
+        elsif not reenters and r.state <> 'done' then
             v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.state = 'paused');
         end if;
         if v_slot is not null then              -- its gate is closed, or others are waiting before it
@@ -328,7 +337,7 @@ begin
             perform runguard.book(r, 'payload_changed', p_actor, '',
                                   json_build_object('from', r.payload_digest, 'to', p_payload_digest)::text);
         end if;
-        if resend then
+        if resend and p_calls <> 'batch' then
             -- What was submitted is attached to. The other open calls of a dead holder go out again under their own keys;
             -- what is unknown stays unknown.
             if exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
@@ -344,6 +353,7 @@ begin
                try_number = p_try_number, map_index = p_map_index, host = p_host, pid = p_pid, handed_over = false,
                claimed_at = now, lease_until = now + least(p_lease, p_max_hold), hold_until = now + p_max_hold,
                resume_at = null, failure_class = null, effect = null, needs_person = false, error = '', evidence = '',
+               completeness = 'none', finished_at = null, result = null, result_digest = null, result_missing = null,
                calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
                payload_version = p_payload_version, payload_digest = p_payload_digest,
                payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false,

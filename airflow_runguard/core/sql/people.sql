@@ -18,6 +18,10 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
+    if r.calls = 'batch' and r.late_applied = 0 then
+        return (select i.verdict from runguard.resolve_items(p_record_id, p_seen_fence, p_answer, 'in_doubt', null,
+            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null) i);
+    end if;
     if not found then
         return 'missing';
     elsif runguard.broken(r) <> '' then
@@ -62,7 +66,7 @@ begin
          where id = r.id returning * into r;
     elsif p_answer = 'happened' and p_call is null then
         update runguard.record set state = 'done', effect = 'applied', failure_class = null, completeness = 'full',
-               needs_person = false, open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0,
+               calls = runguard.calls_by_hand(calls), needs_person = false, open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0,
                claims = 0, finished_at = clock_timestamp(), result = case when store_result = 'all' then p_result end,
                result_digest = case when store_result <> 'none' then sha256(p_result) end,
                result_missing = case when p_result is null and store_result <> 'none'
@@ -189,7 +193,9 @@ begin
          where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
            and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
-               handed_over = false, open_calls = 0, late_applied = 0, resume_at = null,
+               handed_over = false, open_calls = 0, resume_at = null,
+               late_applied = (calls = 'batch' and p_state = 'in_doubt')::int,
+               calls = case when p_state = 'done' then runguard.calls_by_hand(calls) else calls end,
                first_unknown_at = case when p_state = 'in_doubt' then clock_timestamp() end,
                effect = case p_state when 'done' then 'applied' when 'in_doubt' then 'unknown' when 'failed' then 'unknown' end,
                failure_class = case when p_state in ('in_doubt', 'failed') then 'unknown' end,
@@ -257,7 +263,7 @@ begin
         return r.state;
     end if;
     update runguard.record set state = 'done', effect = 'applied', failure_class = null, needs_person = false,
-           resume_at = null, completeness = 'full', finished_at = clock_timestamp(), result = p_result,
+           calls = runguard.calls_by_hand(calls), resume_at = null, completeness = 'full', finished_at = clock_timestamp(), result = p_result,
            result_digest = sha256(p_result), error = '', evidence = '', pauses = 0, paused_since = null,
            result_missing = case when p_result is null then 'booked by hand without a result' end
      where id = r.id returning * into r;

@@ -176,7 +176,9 @@ select r.*, runguard.broken(r) as broken, '' as seen
  order by r.id limit %(limit)s
 
 -- name: calls
-select c.* from runguard.call c where c.record_id = %(record_id)s order by c.generation, c.first_intent_at, c.name
+select x.* from (select c.* from runguard.call c where c.record_id = %(record_id)s
+    order by c.state in ('started', 'in_doubt') desc, c.generation, c.first_intent_at, c.name limit 1000) x   -- a batch has more
+ order by x.generation, x.first_intent_at, x.name
 
 -- name: events
 select e.* from runguard.event e where e.record_id = %(record_id)s order by e.id
@@ -303,3 +305,36 @@ select c.*, r.namespace, r.key
    and (%(namespace)s::text is null or r.namespace = %(namespace)s)
    and (%(dag_id)s::text is null or r.dag_id = %(dag_id)s)
  order by c.record_id, c.generation, c.name
+
+-- name: begin_batch
+select runguard.begin_batch(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s) as held
+
+-- name: plan
+select * from runguard.plan(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s, make_interval(secs => %(lease)s),
+    %(max_claims)s::int, make_interval(secs => %(key_lifetime)s::float8), %(names)s::text[], %(digests)s::text[])
+
+-- name: progress
+update runguard.record r set progress = %(progress)s
+ where r.id = %(record_id)s and r.fence = %(fence)s and r.nonce = %(nonce)s and r.state = 'running' returning r.id
+
+-- name: count_items
+select c.state, c.failure_class, count(*) as items,
+       max(extract(epoch from c.resume_at - clock_timestamp()))::float8 as resume_after
+  from runguard.call c
+ where c.record_id = %(record_id)s and c.generation = %(generation)s::int and (%(planned)s::bigint is null or c.planned = %(planned)s)
+ group by c.state, c.failure_class
+
+-- name: items
+select c.* from runguard.call c
+ where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.name > %(after)s
+   and (%(state)s::text is null and %(names)s::text[] is null or runguard.selected(c, %(state)s, %(class)s, %(names)s::text[]))
+   and (%(planned)s::bigint is null or c.planned = %(planned)s)
+ order by c.name limit %(limit)s
+
+-- name: resolve_items
+select * from runguard.resolve_items(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(state)s, %(class)s, %(names)s::text[],
+    %(results)s::bytea[], %(reference)s, %(actor)s, %(reason)s, %(force)s, %(nonce)s)
+
+-- name: reopen_items
+select * from runguard.reopen_items(%(record_id)s, %(seen_generation)s::int, %(state)s, %(class)s, %(names)s::text[],
+    %(again_although_applied)s, %(actor)s, %(reason)s)

@@ -62,7 +62,7 @@ language sql stable parallel safe as $$
             then format('its state is %L, which does not exist', r.state)
         when r.failure_class not in ('timeout', 'quota', 'validation', 'processing', 'planning', 'unknown')
           or r.effect not in ('not_applied', 'unknown', 'applied') or r.completeness not in ('full', 'partial', 'none')
-          or r.calls not in ('body', 'explicit') or r.on_doubt not in ('ask', 'replay', 'reconcile')
+          or r.calls not in ('body', 'explicit', 'batch') or r.on_doubt not in ('ask', 'replay', 'reconcile')
           or r.store_result not in ('all', 'digest', 'none')
             then 'one of its words does not exist'
         when r.result is not null and r.result_digest is null
@@ -132,6 +132,8 @@ begin
                 raise exception 'record %: no transition from % to %', old.id, old.state, new.state;
             elsif new.state = 'running' and new.fence <= old.fence then
                 raise exception 'record %: every entry into running raises the fence', old.id;
+            elsif old.state = 'done' and new.state = 'running' and new.calls <> 'batch' then
+                raise exception 'record %: only a batch, whose list may have grown, goes on after done', old.id;
             elsif old.state in ('done', 'failed') and new.state = 'pending' and new.generation = old.generation then
                 raise exception 'record %: from % to pending only by a new generation', old.id, old.state;
             end if;
@@ -159,7 +161,7 @@ begin
     return new;
 end $$;
 create or replace trigger check_call before insert or update on runguard.call
-    for each row execute function runguard.check_call();
+    for each row when (new.state not in ('pending', 'done', 'failed', 'paused')) execute function runguard.check_call();
 
 -- Books an event in the transaction of the change it tells of; answers its number.
 create or replace function runguard.book(

@@ -120,6 +120,10 @@ create table runguard.call (
     result           bytea,
     result_digest    bytea,
     result_missing   text,
+    -- an item of a batch: its name is the item's key
+    payload_digest   text,                                  -- of the item as it was planned
+    planned          bigint,                                -- the last entry (its fence) whose list named it
+    claims           integer not null default 0,            -- intents since the last booked outcome
     primary key (record_id, generation, name)
 ) with (fillfactor = 70);
 

@@ -36,7 +36,10 @@ begin
     update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'started';
-    if r.state = 'running' then
+    if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c where c.record_id = r.id
+           and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
+        return r;                               -- that item is in doubt and is not called; the others are other work
+    elsif r.state = 'running' then
         update runguard.record set late_applied = late_applied + 1,
                first_unknown_at = coalesce(first_unknown_at, clock_timestamp()) where id = r.id returning * into r;
     else
@@ -89,6 +92,10 @@ declare
     v_spent  boolean := false;
     v_progress boolean := false;
     v_frozen text;
+    item     boolean;
+    v_answered text[];
+    v_called   text[];
+    v_attempts integer[];
     i        integer;
 begin
     if p_body_done then
@@ -153,13 +160,27 @@ begin
             and runguard.broken(r) = '';
     live := mine and r.state = 'running';
 
+    -- An item's own caller may settle it also after another holder took the batch over: nobody else has called it since.
+    item := not mine and r.calls = 'batch' and r.generation = p_generation and runguard.broken(r) = '';
+    if live and r.calls = 'batch' and p_to is null and r.late_applied = 0 then
+        select w.answered, coalesce(w.done, false), w.called, w.attempts, w.event_id
+          into v_answered, v_progress, v_called, v_attempts, v_event
+          from runguard.write_items(r, v_now, p_actor, p_nonce, p_o_name, p_o_state, p_o_class, p_o_effect,
+            p_o_final, p_o_error, p_o_evidence, p_o_result, p_o_missing, p_i_name, p_i_intent, p_max_call_time) w;
+        closed := coalesce(cardinality(v_answered), 0);
+        opened := coalesce(cardinality(v_called), 0);
+        booked := closed > 0;
+        return query select 'intent', n.name, 'run', 'started', n.attempt, v_now, v_now + p_max_call_time, null::bytea,
+            null::text, null::text, null::bigint from unnest(v_called, v_attempts) n (name, attempt);
+    end if;
     for i in 1 .. coalesce(array_length(p_o_name, 1), 0) loop
+        continue when p_o_name[i] = any (v_answered);
         select * into c from runguard.call k
          where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
         if c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i]
            and (r.store_result = 'none' or c.result_digest is not distinct from sha256(p_o_result[i])) then
             null;                               -- booked before; its answer was lost
-        elsif mine and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
+        elsif (mine or item) and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
             v_state := p_o_state[i];
             v_said := '';
             if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
@@ -171,7 +192,7 @@ begin
                    first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
                    same_again = (v_state = 'in_doubt' and k.state = 'started' and k.first_unknown_at is not null
                                  and k.error = p_o_error[i]) or (k.state = 'in_doubt' and k.same_again),
-                   final = coalesce(p_o_final[i], false) and v_state = 'failed',
+                   final = coalesce(p_o_final[i], false) and v_state = 'failed', claims = 0,
                    resume_at = case when v_state = 'paused' then v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)) end,
                    error = coalesce(p_o_error[i], ''), evidence = v_said || coalesce(p_o_evidence[i], ''),
                    result = case when r.store_result = 'all' then p_o_result[i] end,
@@ -196,6 +217,7 @@ begin
     end loop;
 
     for i in 1 .. coalesce(array_length(p_i_name, 1), 0) loop
+        continue when p_i_name[i] = any (v_called);
         c := null;
         v_said := 'lost';
         if live and v_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
@@ -231,7 +253,8 @@ begin
     if mine and (p_to is not null or not live) then
         select coalesce(bool_or(k.state in ('started', 'in_doubt')), false) into doubtful from runguard.call k
          where k.record_id = r.id and k.generation = r.generation;
-        target := case when doubtful then 'in_doubt'
+        target := case when doubtful and not (r.calls = 'batch' and (p_to = 'paused' or (p_to = 'done' and p_completeness = 'partial')))
+                       then 'in_doubt'              -- the doubt of a batch is its items', and the others may wait or end
                        when r.late_applied > 0 and p_to is distinct from 'done' then 'in_doubt'
                        when p_to is null and booked then 'pending'      -- in doubt, and its last caller has just settled it
                        when p_to is null then r.state
@@ -244,6 +267,9 @@ begin
                                 runguard.reserve(r.deployment, r.gate, p_rate));
             v_spent := runguard.pauses_are_spent(r, v_until, p_max_pauses, p_max_pause);
             target := case when v_spent then 'failed' else target end;
+        end if;
+        if target = 'in_doubt' and r.calls = 'batch' then
+            perform runguard.doubt_open_items(r, p_error);
         end if;
         v_what := case target when 'pending' then 'released' else target end;
         update runguard.record k set state = target, lease_until = null, hold_until = null, handed_over = false,
@@ -274,7 +300,7 @@ begin
         v_said := 'ok';
     elsif live then
         update runguard.record k set open_calls = k.open_calls - closed + opened,
-               claims = case when booked then 0 else k.claims end,
+               claims = case when booked or (opened > 0 and k.calls = 'batch') then 0 else k.claims end,  -- items count their own
                lease_until = case when p_hand_over is null then least(v_now + p_lease, k.hold_until)
                                   else v_now + p_hand_over end,
                handed_over = p_hand_over is not null,
@@ -284,7 +310,7 @@ begin
                gate_epoch = case when opened > 0 then runguard.gate_epoch(k.deployment, k.gate) else k.gate_epoch end,
                pauses = case when v_progress then 0 else k.pauses end,
                paused_since = case when v_progress then null else k.paused_since end,
-               first_unknown_at = case when not booked or k.late_applied > 0 then k.first_unknown_at else
+               first_unknown_at = case when not booked or k.late_applied > 0 or k.calls = 'batch' then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
                      where x.record_id = k.id and x.generation = k.generation and x.state in ('started', 'in_doubt')) end
          where k.id = r.id returning * into r;
@@ -296,6 +322,9 @@ begin
         update runguard.record k set open_calls = k.open_calls - closed where k.id = r.id returning * into r;
         v_said := 'ok';
     else
+        if item and booked then
+            r := runguard.settle_batch_doubt(r, p_actor);
+        end if;
         v_said := case when runguard.broken(r) <> '' then 'broken'
                        when p_to is not null and r.state = p_to and r.fence = p_fence and r.generation = p_generation then 'ok'
                        else 'lost' end;

@@ -1,0 +1,350 @@
+"""The calls of a batch: worker threads, or coroutines on one thread, take item by item: intent, call, outcome.
+
+The main thread only waits and tells how far it is, so that a signal tears no call and no booking. No intent is written
+before a worker is free, and none once something halts the batch; calls under way are settled then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import queue
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_runguard.core import keys
+from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, few
+from airflow_runguard.core.context import never_ran
+from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
+from airflow_runguard.core.failures import classify
+from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
+from airflow_runguard.core.rows import outcome_state
+from airflow_runguard.core.spool import Chosen, Spool
+from airflow_runguard.core.work import THAW, Applied, StillUnknown, Waiting, dumped, said
+from airflow_runguard.core.writer import Answer
+
+log = logging.getLogger("airflow_runguard")
+
+TELL_EVERY = 5.0
+"""Seconds between two lines of progress."""
+
+LAST_WORDS = 5.0
+"""Seconds that calls under way are waited for when the task is being ended; then they are in doubt."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Calling(Holding):
+    """
+    :param spool: what may be called.
+    :param total: items in the list.
+    :param before: items that were done when it was planned.
+    """
+
+    spool: Spool
+    total: int
+    before: int
+    done: int = 0
+    troubles: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    _loop: asyncio.AbstractEventLoop | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _begun: float = field(default_factory=time.monotonic)
+
+    # -- the main thread -----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        run, count = (self._on_a_loop, 1) if self.batch.asynchronous else (self._one_after_another, self._workers)
+        threads = [
+            threading.Thread(target=copy_context().run, args=(run,), name=f"runguard-item-{n}", daemon=True)
+            for n in range(count)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            self._attend(threads)
+        except BaseException as error:
+            # A timeout or a signal: no item starts any more; calls under way may still say how they ended.
+            self.halt = self.halt or Halt(said(error))
+            if self._loop is not None:
+                with suppress(RuntimeError):  # it has just been closed
+                    self._loop.call_soon_threadsafe(self._cancel)
+            self._attend(threads, until=time.monotonic() + LAST_WORDS)
+            raise
+        if self.halt is not None and self.halt.error is not None:
+            raise self.halt.error
+
+    @property
+    def _workers(self) -> int:
+        calls = -(-self.spool.length // (self.batch.bulk or 1))
+        return max(1, min(self.batch.concurrency, calls))
+
+    def _attend(self, threads: Sequence[threading.Thread], until: float = float("inf")) -> None:
+        """Wait for the workers, and tell how far they are."""
+        tell_at = time.monotonic() + TELL_EVERY
+        while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
+            with suppress(queue.Empty):
+                self._news.get(timeout=max(0.0, min(tell_at, until, time.monotonic() + 1.0) - time.monotonic()))
+            if time.monotonic() >= tell_at:
+                tell_at += TELL_EVERY
+                self._tell()
+
+    def _tell(self) -> None:
+        seconds = time.monotonic() - self._begun
+        ended = self.done + self.troubles
+        rate = ended / seconds if seconds else 0.0
+        left = self.spool.length - ended
+        how_far = {
+            "total": self.total,
+            "done": self.before + self.done,
+            "replayed": self.before,
+            "troubled": self.troubles,
+            "left": left,
+            "rate": round(rate, 2),
+            "eta": round(left / rate) if rate else None,
+        }
+        eta = f", about {how_far['eta']} s to go" if rate and left else ""
+        log.info(
+            "RunGuard: %s: %d of %d items done (%d of them before), %d failed or in doubt, %.1f a second%s.",
+            self.claim.identity,
+            how_far["done"],
+            how_far["total"],
+            how_far["replayed"],
+            self.troubles,
+            rate,
+            eta,
+        )
+        self.writer.do(lambda: self.items.progress(self.grant, self.work.holder, how_far))
+
+    # -- work: the workers -------------------------------------------------------------------------------------------
+
+    def _one_after_another(self) -> None:
+        """One worker thread: no intent before it is free."""
+        booked: list[Answer[Written]] = []
+        try:
+            while chosen := self._take():
+                answers = self._intents(chosen)
+                try:
+                    granted = self._granted(chosen, [answer.result() for answer in answers])
+                except BaseException as error:
+                    self._not_asked(chosen, error)
+                    return
+                if granted:
+                    try:
+                        value = self.batch.call(*self._arguments(granted))
+                        value = (
+                            NotApplied("nothing ran: the function is async or yields") if never_ran(value) else value
+                        )
+                    except BaseException as error:
+                        value = error
+                    before, booked = booked, self._ended(granted, value)
+                    _said(before)
+            _said(booked)
+        except BaseException as error:
+            self.halt = self.halt or Halt(said(error), error=error)
+        finally:
+            self._news.put(None)
+
+    def _on_a_loop(self) -> None:
+        try:
+            asyncio.run(self._coroutines())
+        except BaseException as error:
+            self.halt = self.halt or Halt(said(error), error=error)
+        finally:
+            self._loop = None
+            self._news.put(None)
+
+    async def _coroutines(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [asyncio.create_task(self._coroutine()) for _ in range(self._workers)]
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, BaseException):  # ours, not an item's: those are settled one by one
+                self.halt = self.halt or Halt(said(ended), error=ended)
+
+    async def _coroutine(self) -> None:
+        booked: list[Answer[Written]] = []
+        while chosen := self._take():
+            answers = self._intents(chosen)
+            try:
+                granted = self._granted(chosen, [await answer.waited() for answer in answers])
+            except BaseException as error:
+                self._not_asked(chosen, error)
+                return
+            if granted:
+                try:
+                    value = await self.batch.call(*self._arguments(granted))
+                except BaseException as error:
+                    value = error
+                before, booked = booked, self._ended(granted, value)
+                _said(before)
+        for answer in booked:
+            await answer.waited()
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    def _take(self) -> Chosen:
+        with self._lock:
+            if self.halt is None and not self.writer.may_call():
+                self.halt = self.lost()
+            return [] if self.halt is not None else self.spool.take(self.batch.bulk or 1)
+
+    def _intents(self, chosen: Chosen) -> list[Answer[IntentAnswer]]:
+        return [self.writer.intent(key, json.dumps(keys.readable(_by_name(item)))) for key, item in chosen]
+
+    def _not_asked(self, chosen: Chosen, error: BaseException) -> None:
+        """Whatever ended the asking (a cancellation, a ledger out of reach): these items are not called."""
+        for key, _ in chosen:
+            self.writer.withdraw(key)
+        if isinstance(error, LedgerUnavailable):
+            why = f"{error.what} The items whose intent was asked for were not called"
+            self.halt = self.halt or Halt(why, Waiting(f"{why}."))
+        else:
+            self.halt = self.halt or Halt(said(error), error=error)
+
+    def _granted(self, chosen: Chosen, answers: list[IntentAnswer]) -> dict[str, tuple[Any, int]]:
+        """What may be called now: key → (item, attempt). Where one may not, none is, and the batch halts."""
+        granted = {}
+        for (key, item), answer in zip(chosen, answers, strict=True):
+            match answer.verdict:
+                case "run":
+                    granted[key] = item, answer.attempt
+                case "replay":  # somebody found out meanwhile that it happened
+                    pass
+                case "frozen":
+                    self.halt = self.halt or Halt(answer.error, self._frozen(answer.error))
+                case "gated" | "paused":
+                    self.halt = self.halt or Halt(answer.error or f"item {key} waits", pause=True)
+                case "lost":
+                    self.halt = self.halt or self.lost()
+                case verdict:
+                    why = f"item {key} is {verdict} although it was free when it was planned"
+                    self.halt = self.halt or Halt(why)
+        if self.halt is None and not self.writer.may_call():
+            self.halt = self.lost()
+        if self.halt is not None:
+            for key in granted:
+                self.writer.withdraw(key)
+            return {}
+        return granted
+
+    def _frozen(self, why: str) -> Waiting:
+        return Waiting(f"{self.claim.identity} waits: {why}. {THAW}", record_id=self.claim.record_id, limited=False)
+
+    def _arguments(self, granted: dict[str, tuple[Any, int]]) -> tuple[ItemContext, Any]:
+        vendor_keys = {key: self.vendor_key(key, attempt) for key, (_, attempt) in granted.items()}
+        context = ItemContext(self.claim.identity.key, vendor_keys)
+        items = {key: item for key, (item, _) in granted.items()}
+        return context, items if self.batch.bulk else next(iter(items.values()))
+
+    # -- outcomes ----------------------------------------------------------------------------------------------------
+
+    def _ended(self, granted: dict[str, tuple[Any, int]], value: Any) -> list[Answer[Written]]:
+        """Book what a call ended in, on each of its items (P9)."""
+        if isinstance(value, BaseException) and self._passes(value):
+            self.halt = self.halt or Halt(said(value), error=value)
+            passed = Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence="it ended the task; its call had begun")
+            return self._book({key: Outcome(key, failure=passed, error=said(value)) for key in granted})
+        if isinstance(value, BaseException) or not self.batch.bulk:
+            return self._book({key: self._outcome(key, value) for key in granted})
+        if isinstance(value, Mapping):
+            if strangers := value.keys() - granted.keys():
+                log.warning(
+                    "The bulk call answered for items that it was not given: %s", few(sorted(map(str, strangers)))
+                )
+            missing = StillUnknown("it is missing in the answer of the bulk call")
+            return self._book({key: self._outcome(key, value.get(key, missing)) for key in granted})
+        wrong = StillUnknown(f"the bulk call answered with a {type(value).__name__}, not with a mapping by key")
+        return self._book({key: self._outcome(key, wrong) for key in granted})
+
+    def _passes(self, error: BaseException) -> bool:
+        """Whether it is for Airflow or Python and says nothing about the call."""
+        return not isinstance(error, Exception) or self.work.signal(error) is not None
+
+    def _outcome(self, key: str, value: Any) -> Outcome:
+        match value:
+            case BaseException():
+                return Outcome(key, failure=classify(value), error=said(value))
+            case StillUnknown(reason=reason):
+                return Outcome(
+                    key, failure=Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=reason), error=reason
+                )
+            case Pause(seconds=seconds, reason=reason):
+                wait = Failure(
+                    FailureClass.QUOTA, Effect.NOT_APPLIED, pausable=True, resume_after=seconds, evidence=reason
+                )
+                return Outcome(key, failure=wait, error=reason)
+            case Applied(result=result):
+                value = result
+        failure = self._unfit(value)
+        if failure is not None:
+            return Outcome(key, failure=failure, error=f"{failure.evidence}: {value!r:.500}")
+        return Outcome(key, result=dumped(self.work, value))
+
+    def _unfit(self, value: Any) -> Failure | None:
+        """Why a returned value is no result."""
+        if not self.batch.allow_empty and _empty(value):
+            why = "the function gave nothing back, as a swallowed error does (allow_empty=True: that is a result)"
+            return Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=why)
+        if self.batch.accept is None:
+            return None
+        try:
+            why = "accept said no" if self.batch.accept(value) is False else ""
+        except Exception as error:
+            why = said(error)
+        if not why:
+            return None
+        evidence = f"it happened, but its result was not accepted: {why}"
+        return Failure(FailureClass.VALIDATION, Effect.APPLIED, needs_person=True, evidence=evidence)
+
+    def _book(self, outcomes: dict[str, Outcome]) -> list[Answer[Written]]:
+        booked = [self.writer.outcome(outcome) for outcome in outcomes.values()]
+        with self._lock:
+            for outcome in outcomes.values():
+                self._weigh(outcome)
+        return booked
+
+    def _weigh(self, outcome: Outcome) -> None:
+        """Whether the batch goes on after this outcome."""
+        failure = outcome.failure
+        state = outcome_state(failure)
+        if failure is None:
+            self.done += 1
+        elif state is CallState.PAUSED:
+            self.halt = self.halt or Halt(f"item {outcome.call}: {failure.evidence}", pause=True)
+        else:
+            self.troubles += 1
+            if failure.failure_class is FailureClass.QUOTA and failure.needs_person:
+                self.halt = self.halt or Halt(f"item {outcome.call}: {failure.evidence}", money=True)
+            elif self._too_many():
+                self.halt = self.halt or Halt(f"{self.troubles} items failed or are in doubt, which ends the batch")
+
+    def _too_many(self) -> bool:
+        share = self.batch.stop_after_share
+        total = self.total
+        return (self.batch.stop_after is not None and self.troubles >= self.batch.stop_after) or (
+            share is not None and self.troubles > share * total
+        )
+
+
+def _said(booked: list[Answer[Written]]) -> None:
+    """Outcomes that were booked before the intent of what was just called: they are answered, or the batch ends."""
+    for answer in booked:
+        answer.result()
+
+
+def _by_name(item: Any) -> Mapping[str, Any]:
+    if isinstance(item, Mapping) and all(isinstance(name, str) for name in item):
+        return item
+    return {"item": item}
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | bytes | list | tuple | dict | set | frozenset) and not value)

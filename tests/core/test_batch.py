@@ -1,0 +1,228 @@
+"""A batch through the engine: each item once, whatever is run again, and each with a state and a reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import requests
+
+from airflow_runguard.core.batch import Pause
+from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.items import Items, Selection
+from airflow_runguard.core.record import Completeness, State
+from airflow_runguard.core.work import Applied, Done, Ended, StillUnknown, Waiting
+from tests.core import batches, books
+from tests.core import vendors as v
+from tests.core.batches import Counting, invoices
+
+
+def answered(status: int, **headers: str) -> Exception:
+    response = requests.models.Response()
+    response.status_code = status
+    response.headers.update(headers)
+    return requests.HTTPError(f"{status}", response=response)
+
+
+def test_p02_a_batch_has_each_effect_once_and_a_rerun_replays_them(ledger):
+    pay = Counting()
+    first = batches.run(ledger, invoices(*range(20)), pay, concurrency=4)
+    assert isinstance(first, Done)
+    assert (first.value["items"], first.value["done"], first.value["replayed"]) == (20, 20, 0)
+    second = batches.run(ledger, invoices(*range(20)), pay)
+    assert isinstance(second, Done)
+    assert (second.value["items"], second.value["done"], second.value["replayed"]) == (20, 20, 20)
+    assert sorted(pay.calls, key=int) == [str(n) for n in range(20)]
+    assert batches.record(ledger).state is State.DONE
+    assert batches.record(ledger).completeness is Completeness.FULL
+    assert len(set(pay.keys.values())) == 20
+
+
+def test_r41_items_are_named_by_content_not_by_place(ledger):
+    pay = Counting()
+    batches.run(ledger, invoices("a", "b", "c"), pay)
+    batches.run(ledger, invoices("c", "b", "a"), pay)
+    how = batches.run(ledger, invoices("z", "a", "b", "c"), pay)
+    assert isinstance(how, Done)
+    assert pay.calls == ["a", "b", "c", "z"]
+    assert isinstance(batches.run(ledger, invoices("a"), pay), Done)
+    assert pay.calls == ["a", "b", "c", "z"]
+    assert batches.states(ledger) == dict.fromkeys("abcz", "done")
+
+
+def test_p11_equal_keys_with_equal_payload_are_one_item_and_with_another_a_planning_failure(ledger):
+    pay = Counting()
+    how = batches.run(ledger, [*invoices("a", "b"), {"id": "a", "cents": 501}], pay)
+    assert isinstance(how, Ended)
+    assert not how.retry
+    assert "a" in how.message
+    assert pay.calls == []
+    assert batches.record(ledger).state is State.FAILED
+    twice = [*invoices(*range(2500)), *invoices(*range(2500))]
+    how = batches.run(ledger, twice, pay, what=batches.order("twice"))
+    assert isinstance(how, Done)
+    assert how.value["items"] == len(pay.calls) == 2500
+    far_apart = [*invoices(*range(2500)), {"id": "0", "cents": 501}]
+    how = batches.run(ledger, far_apart, pay, what=batches.order("far apart"))
+    assert isinstance(how, Ended)
+    assert len(pay.calls) == 2500
+
+
+def test_p11_an_item_begun_with_another_payload_is_refused_and_the_others_go_on(ledger):
+    pay = Counting()
+    batches.run(ledger, invoices("a"), pay)
+    how = batches.run(ledger, [{"id": "a", "cents": 1}, *invoices("b")], pay)
+    assert isinstance(how, Ended)
+    assert not how.retry
+    assert pay.calls == ["a", "b"]
+    assert "Begun with another payload, so they were not called: a." in how.message
+    assert batches.states(ledger) == {"a": "done", "b": "done"}
+
+
+def test_an_empty_list_is_no_success_unless_it_is_said_to_be(ledger):
+    assert isinstance(batches.run(ledger, [], Counting()), Ended)
+    assert isinstance(batches.run(ledger, [], Counting(), work={"allow_no_call": True}), Done)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_r42_each_result_is_settled_on_its_own_item(ledger, sql, asynchronous):
+    pay = Counting(b=answered(422), c=answered(429, **{"Retry-After": "60"}), d=requests.ReadTimeout("no answer"))
+
+    async def pay_async(context, item):
+        return pay(context, item)
+
+    call: Any = pay_async if asynchronous else pay
+    rules: dict[str, Any] = {"asynchronous": asynchronous, "concurrency": 1}
+    how = batches.run(ledger, invoices("a", "b", "d", "c", "e"), call, **rules)
+    assert isinstance(how, Waiting)
+    assert 50 < (how.seconds or 0) <= 61
+    assert batches.states(ledger) == {"a": "done", "b": "failed", "c": "paused", "d": "in_doubt", "e": "pending"}
+    assert batches.record(ledger).state is State.PAUSED
+    assert isinstance(batches.run(ledger, invoices(*"abcde"), call, **rules), Waiting)  # not before its time
+    books.come_due(sql, batches.record(ledger).id)
+    pay._does["c"] = "paid at last"
+    how = batches.run(ledger, invoices(*"abcde"), call, **rules)
+    assert sorted(pay.calls) == ["a", "b", "c", "c", "d", "e"]
+    assert isinstance(how, Ended)
+    assert batches.record(ledger).state is State.IN_DOUBT
+    assert how.value["failed"] == {"validation": 1}
+    assert (how.value["done"], how.value["in_doubt"]) == (3, 1)
+
+
+def test_r48_a_bulk_answer_is_settled_item_by_item(ledger, sql):
+    calls: list[list[str]] = []
+
+    def index(context, items):
+        calls.append(sorted(items))
+        answers = {
+            "a": {"status": 201},
+            "b": Pause(60, "es_rejected_execution_exception"),
+            "c": answered(400),
+            "d": NotApplied("closed index"),
+            "e": StillUnknown("shard failed"),
+            "f": Applied({"status": 200}),
+            "g": None,
+        }
+        return {key: answers[key] for key in items if key != "missing"}
+
+    how = batches.run(ledger, invoices(*"abcdefg", "missing"), index, bulk=50)
+    assert isinstance(how, Waiting)
+    assert batches.states(ledger) == {
+        "a": "done",
+        "b": "paused",
+        "c": "failed",
+        "d": "failed",
+        "e": "in_doubt",
+        "f": "done",
+        "g": "in_doubt",
+        "missing": "in_doubt",
+    }
+    assert "missing in the answer" in batches.items(ledger)["missing"].evidence
+    books.come_due(sql, batches.record(ledger).id)
+    batches.run(ledger, invoices(*"abcdefg", "missing"), index, bulk=50)
+    assert calls[1] == ["b", "d"]  # d: not applied and not its own fault
+
+
+def test_p09_what_is_no_result_is_never_done(ledger):
+    pay = Counting(a=None, b=lambda: ValueError("given back"), c=[], d={"id": 0}, e=0, f=False)
+    how = batches.run(ledger, invoices(*"abcdef"), pay, accept=lambda value: value != {"id": 0})
+    assert isinstance(how, Ended)
+    states = batches.states(ledger)
+    assert {states[key] for key in "ef"} == {"done"}
+    assert all(states[key] != "done" for key in "abcd")
+    refused = batches.items(ledger)["d"]
+    assert (refused.state, refused.effect, refused.failure_class) == ("failed", "applied", "validation")
+    how = batches.run(ledger, invoices("x"), Counting(x=None), what=batches.order("empty"), allow_empty=True)
+    assert isinstance(how, Done)
+
+
+def test_p06_the_first_money_cap_stops_the_batch_and_burns_no_other_item(ledger):
+    broke = v.of_openai(429, {"error": {"type": "insufficient_quota", "code": "insufficient_quota"}})
+    pay = Counting(b=broke)
+    how = batches.run(ledger, invoices(*"abcd"), pay)
+    assert isinstance(how, Ended)
+    assert not how.retry
+    assert pay.calls == ["a", "b"]
+    assert batches.states(ledger) == {"a": "done", "b": "failed", "c": "pending", "d": "pending"}
+    line = batches.record(ledger)
+    assert (line.state, line.failure_class, line.needs_person) == (State.FAILED, "quota", True)
+    pay._does.clear()
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), Done)
+    assert pay.calls == ["a", "b", "b", "c", "d"]
+
+
+def test_p12_a_freeze_begins_no_other_item_and_the_batch_waits(ledger, open_ledger):
+    def stop() -> str:
+        assert open_ledger().freeze("all", actor="ann", reason="stop") == "ok"
+        return "paid"
+
+    pay = Counting(b=stop)
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), Waiting)
+    assert batches.states(ledger) == {"a": "done", "b": "done", "c": "pending", "d": "pending"}
+    assert ledger.thaw("all", actor="ann", reason="go on") == "ok"
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), Done)
+    assert pay.calls == ["a", "b", "c", "d"]
+
+
+def test_p06_a_closed_gate_begins_no_item_and_one_item_s_quota_closes_it_for_all(ledger, sql):
+    what = batches.order(gate="stripe")
+    pay = Counting(b=Pause(600, "too many"))
+    how = batches.run(ledger, invoices(*"abc"), pay, what=what)
+    assert isinstance(how, Waiting)
+    assert 590 < (how.seconds or 0) < 610
+    other = batches.order("others", gate="stripe")
+    assert isinstance(batches.run(ledger, invoices("x"), pay, what=other), Waiting)
+    assert pay.calls == ["a", "b"]
+
+
+def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger):
+    pay = Counting(**{str(n): answered(422) for n in range(10)})
+    assert isinstance(batches.run(ledger, invoices(*range(10)), pay, stop_after=3), Ended)
+    assert len(pay.calls) == 3
+    how = batches.run(ledger, invoices(*range(10)), pay, what=batches.order("share"), stop_after_share=0.45)
+    assert isinstance(how, Ended)
+    assert len(pay.calls) == 3 + 5
+
+
+def test_a_partial_success_is_marked_and_may_be_completed(ledger):
+    pay = Counting(b=answered(422))
+    how = batches.run(ledger, invoices(*"abc"), pay, allow_partial=True)
+    assert isinstance(how, Done)
+    assert not how.value["complete"]
+    line = batches.record(ledger)
+    assert (line.state, line.completeness) == (State.DONE, Completeness.PARTIAL)
+    pay._does.clear()
+    changed = Items(ledger).reopen(
+        line.id, Selection.parse("failed:validation"), seen_generation=line.generation, actor="ann", reason="corrected"
+    )
+    assert (changed.verdict, changed.items) == ("ok", 1)
+    first_key = pay.keys["b"]
+    how = batches.run(ledger, [*invoices("a", "c"), {"id": "b", "cents": 9}], pay, allow_partial=True)
+    assert isinstance(how, Done)
+    assert how.value["complete"]
+    assert pay.keys["b"] != first_key
+    assert batches.record(ledger).completeness is Completeness.FULL
+    nothing = batches.run(
+        ledger, invoices("x"), Counting(x=answered(422)), what=batches.order("none"), allow_partial=True
+    )
+    assert isinstance(nothing, Ended)  # 0 of N is no partial success

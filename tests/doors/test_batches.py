@@ -1,0 +1,187 @@
+"""The doors for batches through a real ``dag.test()``: each item once whatever is run again."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import task
+from pydantic import BaseModel
+
+from airflow_runguard import (
+    BatchGuard,
+    BatchResults,
+    GuardedBatchOperator,
+    ItemContext,
+    Pause,
+    PlanningError,
+    guarded_batch_task,
+)
+from airflow_runguard.core.record import State
+
+AGAIN = {"retries": 1, "retry_delay": timedelta(0)}
+LIST = [{"id": f"inv-{n}", "cents": 500} for n in range(6)]
+
+
+def decorated(charge):
+    @task
+    def invoices() -> list[dict[str, Any]]:
+        return LIST
+
+    @task.guarded_batch(item_key="id", concurrency=3)
+    def pay(guard: ItemContext, invoice: dict[str, Any], currency: str = "eur") -> Any:
+        assert currency == "chf"
+        return charge(invoice["id"], invoice["cents"], guard.idempotency_key)["id"]
+
+    pay(invoices(), currency="chf")
+
+
+def typed_twin(charge):
+    @guarded_batch_task(key="invoices/{{ ds }}", namespace="billing", item_key="{{ item.id }}")
+    def pay(invoice: dict[str, Any]) -> Any:
+        return charge(invoice["id"])["id"]
+
+    pay(LIST)
+
+
+def asynchronous(charge):
+    @guarded_batch_task(item_key=lambda item: item["id"], concurrency=2)
+    async def pay(guard: ItemContext, invoice: dict[str, Any]) -> Any:
+        return charge(invoice["id"], key=guard.idempotency_key)["id"]
+
+    pay(LIST)
+
+
+def classic(charge):
+    def lines():
+        yield from LIST
+
+    GuardedBatchOperator(
+        task_id="pay",
+        items=lines,
+        guard=BatchGuard(item_key="id", payload=["id"]),
+        python_callable=lambda item: charge(item["id"])["id"],
+    )
+
+
+def bulk(charge):
+    def pay_all(guard: ItemContext, invoices: dict[str, Any]) -> dict[str, Any]:
+        return {key: charge(key, key=guard.idempotency_keys[key])["id"] for key in invoices}
+
+    GuardedBatchOperator(task_id="pay", items=LIST, guard=BatchGuard(item_key="id", bulk=4), python_callable=pay_all)
+
+
+@pytest.mark.parametrize("door", [decorated, typed_twin, asynchronous, classic, bulk])
+def test_p02_each_door_has_each_effect_once_and_a_clear_replays_it(airflow, charge, door):
+    with airflow.dag() as dag:
+        door(charge)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success"), first.log[-3000:]
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == [item["id"] for item in LIST]
+    assert (first.result("pay")["done"], first.result("pay")["replayed"]) == (6, 0)
+    assert (second.result("pay")["done"], second.result("pay")["replayed"]) == (6, 6)
+    assert airflow.record().state is State.DONE
+    results = dict(BatchResults(second.result("pay")))
+    assert results == {effect.customer: effect.id for effect in airflow.vendor.effects()}
+    assert BatchResults(first.result("pay"))["inv-3"] == results["inv-3"]
+    assert len(BatchResults(first.result("pay"))) == 6
+    with pytest.raises(KeyError):
+        BatchResults(first.result("pay"))["inv-99"]
+
+
+def test_a_batch_with_failed_items_fails_gives_its_summary_and_a_retry_calls_only_what_may_mend(airflow, charge):
+    airflow.vendor.script("status", customer="inv-2", status=422)
+    airflow.vendor.script("status", customer="inv-4", status=503, charged=True)
+    with airflow.dag() as dag:
+
+        @task.guarded_batch(item_key="id", **AGAIN)
+        def pay(invoice: dict[str, Any]) -> Any:
+            return charge(invoice["id"])["id"]
+
+        @task(trigger_rule="all_done")
+        def after(summary: dict[str, Any]) -> int:
+            return len(dict(BatchResults(summary)))
+
+        after(pay(LIST))
+    run = airflow.run(dag)
+    assert run.states["pay"] == "failed"
+    summary = run.result("pay")
+    assert summary["done"] == run.result("after") == 4
+    assert summary["failed"] == {"validation": 1}
+    assert summary["in_doubt"] == 1
+    assert len(airflow.vendor.requests("inv-2")) == len(airflow.vendor.requests("inv-4")) == 1
+    assert airflow.record().state is State.IN_DOUBT
+    assert "--items in_doubt" in run.log
+
+
+def test_p06_a_quota_pauses_the_task_and_the_rest_is_called_when_it_comes_back(airflow, charge):
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(key="invoices", item_key="id")
+        def pay(invoice: dict[str, Any]) -> Any:
+            return charge(invoice["id"])["id"] if invoice["id"] != "inv-3" else Pause(3600, "too many")
+
+        pay(LIST)
+    run = airflow.once(dag)
+    assert run.states == {"pay": "up_for_reschedule"}
+    assert airflow.vendor.charges() == 3
+    assert airflow.record().state is State.PAUSED
+
+
+class Paid(BaseModel):
+    id: str
+
+
+def test_p09_a_model_says_what_a_result_is(airflow, charge):
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(item_key="id", accept=Paid, allow_partial=True)
+        def pay(invoice: dict[str, Any]) -> Any:
+            answer = charge(invoice["id"])
+            return {"error": "quota exceeded"} if invoice["id"] == "inv-0" else {"id": answer["id"]}
+
+        pay(LIST)
+    run = airflow.run(dag)
+    assert run.state == "success"
+    summary = run.result("pay")
+    assert (summary["complete"], summary["done"], summary["failed"]) == (False, 5, {"validation": 1})
+    assert airflow.record().completeness == "partial"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({}, "item_key"),
+        ({"item_key": "id", "concurrency": 0}, "concurrency"),
+        ({"item_key": "id", "stop_after_share": 2}, "stop_after_share"),
+        ({"item_key": "id", "accept": 3}, "accept"),
+        ({"item_key": "id", "calls": "body"}, "calls"),
+        ({"item_key": "id", "single_request": True}, "single_request"),
+        ({"item_key": "id", "concurency": 2}, "concurrency"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_when_the_dag_is_parsed(wrong, says):
+    with pytest.raises(PlanningError, match=says):
+        BatchGuard(**wrong)
+
+
+def test_a_function_without_an_item_is_refused_when_the_dag_is_parsed():
+    with pytest.raises(PlanningError, match="takes no item"):
+
+        @guarded_batch_task(item_key="id")
+        def pay(guard: ItemContext) -> None: ...
+
+
+def test_an_item_without_its_key_is_named_before_anything_is_called(airflow, charge):
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(item_key="id")
+        def pay(invoice: dict[str, Any]) -> Any:
+            return charge()["id"]
+
+        pay([*LIST, {"cents": 5}])
+    run = airflow.run(dag)
+    assert run.state == "failed"
+    assert "Item 7 of the list" in run.log
+    assert airflow.vendor.charges() == 0
