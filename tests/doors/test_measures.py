@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from airflow.observability import stats as of_triggerer
+from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
 from airflow.sdk.observability import stats as of_tasks
 
 from airflow_runguard import guarded_task, measures
@@ -17,7 +18,7 @@ from tests.core.books import bring
 from tests.doors.conftest import DAY
 
 
-class Recorder:
+class Recorder(NoStatsLogger):
     """Stands where Airflow has its StatsD or OpenTelemetry client."""
 
     def __init__(self) -> None:
@@ -39,14 +40,9 @@ class Recorder:
     def gauge(self, stat: str, value: float, rate: float = 1, delta: bool = False, *, tags: Any = None) -> None:
         self.gauges[stat, tags["state"]] = value
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: None
-
 
 @pytest.fixture
 def recorder() -> Iterator[Recorder]:
-    from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
-
     recorder = Recorder()
     for stats in (of_tasks, of_triggerer):
         stats.initialize(factory=lambda: recorder, export_legacy_names=False)
