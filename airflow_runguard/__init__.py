@@ -18,12 +18,15 @@ if TYPE_CHECKING:
     from airflow_runguard.core.jobs import FailedForGood, JobFailed, NotFound, Running, Succeeded
     from airflow_runguard.decorators import guarded_task
     from airflow_runguard.notices import RunGuardNotifier
+    from airflow_runguard.onlooker import ledger_callbacks
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import BatchGuard, Guard
     from airflow_runguard.reconcile import ReconcileOperator, VendorEffect
     from airflow_runguard.reconcilers import FileLookup, HttpLookup, SftpLookup, SqlLookup, StripeLookup
     from airflow_runguard.retry import GuardRetryPolicy
-    from airflow_runguard.upkeep import SweepOperator
+    from airflow_runguard.sensors import PreviousRunSensor
+    from airflow_runguard.series import Previous, Series
+    from airflow_runguard.upkeep import LedgerAuditOperator, SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
@@ -39,16 +42,20 @@ _ROOMS = {
     "GuardedPythonOperator": "operators",
     "HttpLookup": "reconcilers",
     "JobFailed": "core.jobs",
+    "LedgerAuditOperator": "upkeep",
     "NotApplied": "core.errors",
     "NotFound": "core.jobs",
     "ItemContext": "core.batch",
     "Pause": "core.batch",
     "PlanningError": "core.errors",
+    "Previous": "series",
+    "PreviousRunSensor": "sensors",
     "ReconcileOperator": "reconcile",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
     "RunGuardNotifier": "notices",
     "Running": "core.jobs",
+    "Series": "series",
     "SftpLookup": "reconcilers",
     "SqlLookup": "reconcilers",
     "StillUnknown": "core.guard",
@@ -61,6 +68,7 @@ _ROOMS = {
     "guarded": "operators",
     "guarded_batch_task": "batches",
     "guarded_task": "decorators",
+    "ledger_callbacks": "onlooker",
 }
 
 __all__ = [
@@ -78,15 +86,19 @@ __all__ = [
     "HttpLookup",
     "ItemContext",
     "JobFailed",
+    "LedgerAuditOperator",
     "NotApplied",
     "NotFound",
     "Pause",
     "PlanningError",
+    "Previous",
+    "PreviousRunSensor",
     "ReconcileOperator",
     "ResultNotStored",
     "RunGuardError",
     "RunGuardNotifier",
     "Running",
+    "Series",
     "SftpLookup",
     "SqlLookup",
     "StillUnknown",
@@ -99,6 +111,7 @@ __all__ = [
     "guarded",
     "guarded_batch_task",
     "guarded_task",
+    "ledger_callbacks",
 ]
 
 

@@ -57,6 +57,12 @@ class BatchEntry(Entry):
     def _payload(self) -> Payload:
         return keys.payload(self._arguments())
 
+    def _depth(self) -> str | None:
+        """A batch goes on by what the ledger has of its items, so where all is only observed it is guarded all the
+        same."""
+        depth = super()._depth()
+        return "auto" if depth == "observe" else depth
+
     def end(self, how: core.Ended) -> None:
         if how.value is not None:
             self.ti.xcom_push(key="return_value", value=how.value)
@@ -103,6 +109,11 @@ def for_items(function: Callable[..., Any], guard: BatchGuard) -> Callable[..., 
         return function
     if not isinstance(guard, BatchGuard):
         raise PlanningError(f"guard={guard!r} is not a BatchGuard.", "Write guard=BatchGuard(item_key=…).")
+    if guard.depth == "observe":
+        raise PlanningError(
+            "A batch cannot be observed only: it goes on by what the ledger has of its items.",
+            "Leave depth out, or look at the DAG by [runguard] observe_dags before you guard it.",
+        )
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     takes_guard = bool(parameters) and parameters[0].name == "guard"

@@ -133,6 +133,8 @@ DSN = Argument(
 )
 
 GROUPS = {"db": "The ledger itself", "quota": "Gates: what a vendor's allowance lets through"}
+DAG = Argument("--dag-id", metavar="ID", required=True, help="the DAG")
+
 COMMANDS = (
     Command(
         "db upgrade",
@@ -271,6 +273,42 @@ COMMANDS = (
         ),
     ),
     Command("sweep", "Settle what dead holders left behind", (ACTOR,)),
+    Command(
+        "preview",
+        "Say what the guarded tasks of a DAG would do: in its runs if they were cleared, or in a backfill",
+        (
+            DAG,
+            Argument(
+                "--backfill", metavar=("FROM", "TO"), nargs=2, type=_moment, help="the runs of a backfill instead"
+            ),
+        ),
+    ),
+    Command(
+        "baseline",
+        "Book what Airflow did before a DAG was guarded as done, so that clearing it does not do it again",
+        (
+            DAG,
+            Argument("--before", metavar="TIME", type=_moment, required=True, help="successes that ended before this"),
+            Argument("--apply", action="store_true", help="book them; without it nothing is changed"),
+        ),
+        changes=True,
+    ),
+    Command(
+        "candidates",
+        "List unguarded tasks that look as if they had an effect outside",
+        (Argument("--dag-id", metavar="ID", help="only of this DAG"),),
+    ),
+    Command(
+        "audit",
+        "Look for what should not be: done twice, too long, bursts of errors, stuck, shown wrongly by Airflow",
+        (
+            Argument("--days", type=_count(1), default=7, metavar="N", help="how far back (default: 7)"),
+            Argument("--alarm-after", type=_count(1), metavar="SECONDS", help="any run longer than this is a finding"),
+            Argument("--burst", type=_count(2), default=5, metavar="N", help="errors within ten minutes (default: 5)"),
+            Argument("--stuck-after", type=_count(1), default=86_400, metavar="SECONDS", help="default: a day"),
+            Argument("--tell", action="store_true", help="tell people, through the notifiers, if there is anything"),
+        ),
+    ),
     Command(
         "reconcile",
         "Ask the vendors about everything in doubt, by the functions in the DAGs",

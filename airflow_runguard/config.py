@@ -45,6 +45,8 @@ class Settings:
     ask_timeout: float
     max_triggers: int
     notifiers: str
+    observe_dags: str
+    observe_timeout: float
 
 
 def settings() -> Settings:
@@ -61,8 +63,8 @@ def settings() -> Settings:
     for name, option in options.items():
         text = conf.get(SECTION, name, fallback=option["default"])
         values[name] = _READ[option["type"]](name, text)
-    if values["depth"] not in ("auto", "ledger", "lease"):
-        raise PlanningError(f"[runguard] depth = {values['depth']!r} is none of auto, ledger, lease.")
+    if values["depth"] not in ("observe", "auto", "ledger", "lease"):
+        raise PlanningError(f"[runguard] depth = {values['depth']!r} is none of observe, auto, ledger, lease.")
     deployment = values["deployment"]
     if not 0 < len(deployment) <= 100 or "~" in deployment:
         raise PlanningError(f"[runguard] deployment = {deployment!r} must have 1 to 100 characters and no '~'.")

@@ -121,7 +121,7 @@ def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
     for option, value in vars(args).items():
         if isinstance(value, str) and any("\ud800" <= char <= "\udfff" for char in value):
             raise PlanningError(f"{option} is not readable text in this terminal's encoding.", "Write it in UTF-8.")
-    looks_only = name == "repair" and not (args.accept or args.set_state)
+    looks_only = (name == "repair" and not (args.accept or args.set_state)) or (name == "baseline" and not args.apply)
     if changes and not looks_only and not (args.reason or "").strip():
         raise PlanningError(f"`{name}` changes the ledger, so it needs a --reason. Nothing was changed.", WHY)
     if name == "resolve":
@@ -176,6 +176,14 @@ def _do(
             at=args.at,
         )
     door = through(args)
+    if name in ("preview", "baseline", "candidates") and door.settings is None:
+        raise PlanningError(
+            f"`{name}` reads Airflow's DAGs, so it exists only in Airflow.", f"Type `airflow runguard {name} …`."
+        )
+    if name == "candidates":
+        from airflow_runguard import adoption
+
+        return adoption.candidates(args.dag_id)
     if name == "db upgrade":
         return commands.db_upgrade(door.connect, deployment=door.deployment, sql=False)
     if name == "doctor":
@@ -188,6 +196,8 @@ def _do(
     ledger = Ledger(door.connect, deployment=door.deployment)
     try:
         ledger.check()
+        if name in ("preview", "baseline", "audit"):
+            return _beside_airflow(name, args, ledger, airflow=door.settings is not None)
         if name == "reconcile":
             from airflow_runguard.reconcile import Functions, settle_all
 
@@ -197,6 +207,27 @@ def _do(
         return _with_ledger(name, args, ledger, changes, getattr(door.settings, "resume_rate", RESUME_RATE))
     finally:
         ledger.close()
+
+
+def _beside_airflow(name: str, args: argparse.Namespace, ledger: Ledger, *, airflow: bool) -> commands.Data:
+    """Commands that read Airflow's DAGs and metadata (``audit`` also does without)."""
+    if name == "audit":
+        from airflow_runguard.audit import audit
+
+        rules = {
+            "days": args.days,
+            "burst": args.burst,
+            "stuck_after": args.stuck_after,
+            "alarm_after": args.alarm_after,
+        }
+        return audit(ledger, airflow=airflow, tell=args.tell, **rules)
+    from airflow_runguard import adoption
+
+    if name == "preview":
+        return adoption.preview(ledger, args.dag_id, None if args.backfill is None else tuple(args.backfill))
+    return adoption.baseline(
+        ledger, args.dag_id, before=args.before, apply=args.apply, actor=_actor(args), reason=args.reason or ""
+    )
 
 
 @contextmanager

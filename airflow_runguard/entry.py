@@ -14,10 +14,10 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -30,16 +30,17 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human, jobs, sqlguard
+from airflow_runguard import codec, human, jobs, measures, series, sqlguard
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, observe
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Holder, Order, Payload, State
+from airflow_runguard.core.record import Holder, Identity, Order, Payload, State
+from airflow_runguard.core.series import Place
 from airflow_runguard.masking import Hide, hider
-from airflow_runguard.options import Guard, check_mapped, seconds
+from airflow_runguard.options import DEPTHS, Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ SHORTEST_WAIT = 15.0
 LONGEST_LOOK = 60.0
 """Seconds after which a busy record is looked at again, whatever its lease says."""
 JITTER = 5.0
+OBSERVE_TIMEOUT = 0.5
+"""Seconds that an observed task waits for the ledger in all, where ``[runguard] observe_timeout`` cannot be read."""
 WATCHED = 30.0
 """Seconds for which a triggerer's sign of life counts."""
 HAND_OVER_MARGIN = 600.0
@@ -95,6 +98,8 @@ class Entry:
         self.xcoms: dict[str, Any] = {}
 
     def run(self, body: Callable[[], Any]) -> Any:
+        if self._depth() == "observe":
+            return self._observe(body)
         try:
             options = settings()
             order = self.order(options)
@@ -108,7 +113,7 @@ class Entry:
             with ExitStack() as opened:
                 ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
                 opened.callback(ledger.close)
-                client = redis_client(options, self.guard.depth)
+                client = redis_client(options, self._depth())
                 if client is not None:
                     opened.callback(client.close)
                 leases, work = core.ready(ledger, client), self.work(order, body, self._hide(options))
@@ -121,7 +126,48 @@ class Entry:
             self.say(logging.ERROR, str(error))
             # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.
             raise AirflowException(str(error)) from error
+        measures.count(how, {"dag_id": self.ti.dag_id, "task_id": self.ti.task_id})
         return self.answer(how, options)
+
+    # -- observing ---------------------------------------------------------------------------------------------------
+
+    def _depth(self) -> str | None:
+        """What the author said of this task, else of its DAG (``default_args={"depth": …}``), else of all."""
+        return self.guard.depth or depth_of_dag(self.operator) or _configured_depth()
+
+    def _observe(self, body: Callable[[], Any]) -> Any:
+        """Depth ``observe``: whatever is wrong with the key, the options or the ledger, the body runs.
+
+        :raises AirflowFailException: ``{{ guard.idempotency_key }}`` would go out as one key for every customer.
+        """
+        try:
+            self._check_vendor_key()
+        except PlanningError as error:
+            raise AirflowFailException(str(error)) from error
+        patience = OBSERVE_TIMEOUT
+        try:
+            options = settings()
+            patience = options.observe_timeout
+            order, hide = self.order(options), self._hide(options)
+            connect = connect_ledger(options)
+
+            def ledger() -> Ledger:
+                return Ledger(connect, deployment=order.identity.deployment)
+
+        except RunGuardError as error:
+            trouble = error
+            order = Order(identity=Identity("observed", "unnamed", str(self.ti.id)), payload=keys.payload({}))
+            hide = hider("", lambda value: value)
+
+            def ledger() -> Ledger:
+                raise trouble
+
+        bystander = observe.Bystander(ledger, patience)
+        try:
+            value = observe.run(self.work(order, body, hide), bystander, self.say)
+        finally:
+            bystander.close()
+        return value.value if isinstance(value, codec.Answer) else value
 
     # -- what the ledger and people hear of it -------------------------------------------------------------------
 
@@ -191,7 +237,7 @@ class Entry:
                 "iterator?), so it cannot name the same work tomorrow."
             )
         guard = self.guard
-        deployment = self.deployment = options.test_deployment if is_test() else options.deployment
+        deployment = self.deployment = deployment_of(options)
         namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
         on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
         dag_run: Any = self.context.get("dag_run")
@@ -214,6 +260,20 @@ class Entry:
             partition=self._partition(dag_run),
             amount=self._amount(),
             currency=self._rendered(guard.currency) if guard.currency else None,
+            place=self._place(),
+        )
+
+    def _place(self) -> Place | None:
+        """Where this run stands in its series, where its author named one or waits for the previous run."""
+        waits = self.guard.wait_for_previous
+        if self.guard.series is None and waits is False:
+            return None
+        return series.place(
+            series.series_of(self.guard.series),
+            waits if isinstance(waits, series.Previous) else series.Previous() if waits else None,
+            task=f"{self.ti.dag_id}.{self.ti.task_id}",
+            context={**self.context, "args": _View(self._arguments())},
+            env=self.operator.get_template_env(),
         )
 
     @staticmethod
@@ -282,6 +342,7 @@ class Entry:
             hide=hide,
             single_request=self.guard.single_request,
             allow_no_call=self.guard.allow_no_call,
+            watch=measures.watch,
         )
 
     def _body(self, guard: core.GuardContext, body: Callable[[], Any]) -> Any:
@@ -304,7 +365,8 @@ class Entry:
                 # The supervisor is gone, and with it the pipe that Airflow logs "Done" to: the function had returned.
                 value = returned[-1]
             except TaskDeferred as deferral:
-                if getattr(deferral.trigger, "end_from_trigger", False):
+                observed = isinstance(guard, observe.ObservedContext)
+                if getattr(deferral.trigger, "end_from_trigger", False) and not observed:
                     # The task would end without coming back, and nobody could book its outcome: it may not begin.
                     raise PlanningError(
                         "The operator deferred to a trigger that ends the task by itself (end_from_trigger).",
@@ -422,23 +484,26 @@ class Entry:
             )
         jitter = random.uniform(0, JITTER)  # noqa: S311 - spreads load, keeps no secret
         delay = LONGEST_LOOK if how.seconds is None else how.seconds
-        if how.busy:
+        if how.busy or how.place is not None:
             delay = min(delay, LONGEST_LOOK)
         delay = max(delay, SHORTEST_WAIT) + (0 if how.record_id and not how.busy else jitter)
         now = datetime.now(UTC)
         until = now + timedelta(seconds=delay)
         if self.deferrable or self.resumes is not None:
             # Also where no triggerer was heard of: a reschedule would begin a deferred task's work from its start.
-            from airflow_runguard.triggers import ResumeTrigger
+            from airflow_runguard.triggers import PreviousTrigger, ResumeTrigger
 
+            not_before = (now + timedelta(seconds=SHORTEST_WAIT + jitter)).isoformat()
             self.say(logging.WARNING, f"{how.reason} Waiting in the triggerer, without a worker.")
             method, kwargs = self.resumes or (None, None)
             raise TaskDeferred(
-                trigger=ResumeTrigger(
+                trigger=PreviousTrigger(self.deployment, asdict(how.place), not_before)
+                if how.place is not None
+                else ResumeTrigger(
                     self.deployment,
                     how.record_id,
                     None if how.record_id and how.seconds is None else until.isoformat(),
-                    (now + timedelta(seconds=SHORTEST_WAIT + jitter)).isoformat(),
+                    not_before,
                 ),
                 method_name=PUT_OFF,
                 kwargs={"method": method, "kwargs": kwargs, "since": first.isoformat()},
@@ -448,6 +513,8 @@ class Entry:
 
     def end(self, how: core.Ended) -> None:
         error = how.error
+        if how.skip:
+            raise AirflowSkipException(how.message)
         self.say(logging.ERROR, how.message)
         if error is not None and not isinstance(error, Exception | AirflowTaskTimeout):
             raise error
@@ -523,6 +590,29 @@ def _replaced(value: Any, key: str) -> Any:
     if type(value) is dict:
         return {name: _replaced(item, key) for name, item in value.items()}
     return value
+
+
+def depth_of_dag(operator: Any) -> str | None:
+    """The depth that a DAG's ``default_args`` give to its guarded tasks.
+
+    :raises PlanningError: it is no depth.
+    """
+    depth = ((operator.dag.default_args if operator.has_dag() else None) or {}).get("depth")
+    if depth not in (None, *DEPTHS):
+        raise PlanningError(f"depth={depth!r} in default_args is none of {', '.join(map(repr, DEPTHS))}.")
+    return cast("str | None", depth)
+
+
+def _configured_depth() -> str | None:
+    try:
+        return settings().depth
+    except PlanningError:
+        return None  # said where the options are needed
+
+
+def deployment_of(options: Settings) -> str:
+    """Whose records this process works on."""
+    return options.test_deployment if is_test() else options.deployment
 
 
 def is_test() -> bool:

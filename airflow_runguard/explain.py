@@ -307,8 +307,25 @@ def sentence(event: Event) -> str:
             return f"{event.actor} gave it its present name; before it was {'/'.join(detail.get('from', ()))}{because}."
         case "repaired":
             return f"{event.actor} repaired the line{because}. The old line is kept in this event."
+        case "observed_started" | "observed_done" | "observed_failed" | "observed_skipped":
+            return f"{event.actor}, only observed, {_OBSERVED[event.kind]}{because}."
+        case "observed_again" if detail.get("verdict") == "late":
+            return f"{event.actor}, only observed, {_OBSERVED['observed_' + detail['what']]}, but another one held it."
+        case "observed_again":
+            did = _OBSERVED["observed_" + str(detail.get("what", "started"))]
+            return f"{event.actor}, only observed, {did} once more; under a guard this would have been{because[1:]}."
+        case "airflow_was_told":
+            return f"{event.actor} told Airflow that its task is {event.reason}. This record says what is true."
         case kind:
             return f"{event.actor}: {kind}{because}."
+
+
+_OBSERVED = {
+    "observed_started": "began",
+    "observed_done": "ended well",
+    "observed_failed": "ended in an error",
+    "observed_skipped": "skipped itself",
+}
 
 
 def decided(failure: Failure, *, reads: bool = False) -> str:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from airflow.listeners import hookimpl
 
-from airflow_runguard import human, notices
+from airflow_runguard import human, measures, notices
 from airflow_runguard.config import Settings, connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Identity
@@ -83,6 +83,7 @@ class Caretaker:
             self._swept_at = now
             for identity, state in ledger.sweep(self.name):
                 log.info("The holder of %s died; it is %s now.", identity, state)
+            measures.gauge(ledger)
         attend(ledger)
         notices.send(ledger, notices.load(options.notifiers), self.name)
 

@@ -33,6 +33,7 @@ KINDS: Mapping[str, str] = {
     "restore_acknowledged": "The run ledger is used again after it lost time",
     "vendor_differs": "The vendor's list and the run ledger differ",
     "prevented": "Calls that were not repeated",
+    "audit": "The audit of the run ledger found something",
 }
 """What people can be told, and its headline."""
 

@@ -22,7 +22,7 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core import guard as core
 from airflow_runguard.core.errors import PlanningError
-from airflow_runguard.entry import PUT_OFF, VENDOR_KEY, Entry
+from airflow_runguard.entry import PUT_OFF, VENDOR_KEY, Entry, depth_of_dag
 from airflow_runguard.human import ANSWERED, answer_of
 from airflow_runguard.options import ON_DOUBT, Guard, check_mapped
 
@@ -205,6 +205,7 @@ def _checked(guard: Guard, operator: BaseOperator) -> Guard:
     """What can be refused when the DAG is parsed is refused here."""
     if getattr(operator, "start_from_trigger", False):
         raise PlanningError("start_from_trigger begins in the triggerer, past the guard.", "Set it to False.")
+    depth_of_dag(operator)
     adapter = adapter_for(type(operator))
     adapter.prepare(operator)
     if not isinstance(guard, Guard):

@@ -13,8 +13,10 @@ from datetime import timedelta
 from typing import Any, ClassVar, Literal, Self, TypedDict
 
 from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.series import Previous, Series
 
 Seconds = float | timedelta
+DEPTHS = ("observe", "ledger", "lease", "auto")
 
 ON_DOUBT = (
     "This task is one body in which any error may come after the effect, so it must say what then: "
@@ -36,7 +38,7 @@ class GuardOptions(TypedDict, total=False):
     store_result: Literal["all", "digest", "none"]
     single_request: bool
     allow_no_call: bool
-    depth: Literal["auto", "ledger", "lease"] | None
+    depth: Literal["observe", "auto", "ledger", "lease"] | None
     lease: Seconds | None
     max_hold: Seconds | None
     max_call_time: Seconds | None
@@ -48,6 +50,8 @@ class GuardOptions(TypedDict, total=False):
     amount: str | Callable[[Any], Any] | None
     currency: str | None
     ask_timeout: Seconds | None
+    series: str | Series | None
+    wait_for_previous: bool | Previous
 
 
 @dataclass(frozen=True, repr=False)
@@ -68,12 +72,17 @@ class Guard:
         ``ResultNotStored``, or gives ``None``).
     :param single_request: the body makes exactly one request, so that its error speaks for it.
     :param allow_no_call: an explicit body may return without any call.
-    :param depth: ``ledger``, ``lease`` (ledger and Redis), ``auto``.
+    :param depth: ``observe`` (book, warn, block nothing), ``ledger``, ``lease`` (ledger and Redis), ``auto``. Default:
+        the DAG's ``default_args={"depth": …}``, else ``[runguard] depth``.
     :param lease, max_hold, max_call_time, key_lifetime: seconds or timedelta; see ``[runguard]``.
     :param max_claims: so many claims without any outcome are poison.
     :param quota: the vendor allowance that all tasks naming it share (``stripe``); a template may name the account.
         When the vendor says "too many", its gate closes for all of them.
     :param max_pause, max_pauses: how long in all, and how often, it waits for a quota without progress; then a person.
+    :param series: the recurring job that this is a run of: a name, or a :class:`Series` with its order. Default: this
+        task, ordered by partition or logical date.
+    :param wait_for_previous: begin only when the previous run of the series is complete, and no other of it is at work:
+        ``True``, or a :class:`Previous` that says what is wanted of it.
     :param ask_timeout: how long a person is waited for before the task fails (the question stays open in the ledger).
     :param amount: what is at stake, for people who look at doubts: a template or a function of the arguments that gives
         a number. ``currency`` is its unit (``EUR``), likewise a template.
@@ -88,7 +97,7 @@ class Guard:
     store_result: Literal["all", "digest", "none"] = "all"
     single_request: bool = False
     allow_no_call: bool = False
-    depth: Literal["auto", "ledger", "lease"] | None = None
+    depth: Literal["observe", "auto", "ledger", "lease"] | None = None
     lease: Seconds | None = None
     max_hold: Seconds | None = None
     max_call_time: Seconds | None = None
@@ -100,6 +109,8 @@ class Guard:
     amount: str | Callable[[Any], Any] | None = None
     currency: str | None = None
     ask_timeout: Seconds | None = None
+    series: str | Series | None = None
+    wait_for_previous: bool | Previous = False
 
     _CALLS: ClassVar[tuple[str | None, ...]] = (None, "body", "explicit")
 
@@ -117,7 +128,7 @@ class Guard:
             "calls": self._CALLS,
             "on_busy": ("wait", "fail", "skip"),
             "store_result": ("all", "digest", "none"),
-            "depth": (None, "auto", "ledger", "lease"),
+            "depth": (None, *DEPTHS),
         }
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:
@@ -136,6 +147,12 @@ class Guard:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is neither a name nor a template of one.")
         if self.amount is not None and not callable(self.amount) and not (isinstance(self.amount, str) and self.amount):
             raise PlanningError(f"amount={self.amount!r} is neither a template nor a function.")
+        if not (
+            self.series is None or isinstance(self.series, Series) or (isinstance(self.series, str) and self.series)
+        ):
+            raise PlanningError(f"series={self.series!r} is neither a name nor a Series.")
+        if not isinstance(self.wait_for_previous, bool | Previous):
+            raise PlanningError(f"wait_for_previous={self.wait_for_previous!r} is neither True, False nor a Previous.")
         for name in ("max_claims", "max_pauses"):
             if getattr(self, name) is not None and type(getattr(self, name)) is not int:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is not a whole number.")

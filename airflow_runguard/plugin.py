@@ -58,11 +58,18 @@ class RunguardPlugin(AirflowPlugin):
 
     @property
     def listeners(self) -> list[Any]:  # type: ignore[override]
-        """The caretaker; only a triggerer has one."""
+        """The caretaker, which only a triggerer has; the onlooker, where ``[runguard] observe_dags`` names a DAG."""
         import sys
 
-        if "triggerer" not in sys.argv[1:2]:
-            return []
-        from airflow_runguard import listener
+        from airflow.configuration import conf
 
-        return [listener]
+        found: list[Any] = []
+        if "triggerer" in sys.argv[1:2]:
+            from airflow_runguard import listener
+
+            found.append(listener)
+        if conf.get("runguard", "observe_dags", fallback="").strip():
+            from airflow_runguard import onlooker
+
+            found.append(onlooker)
+        return found

@@ -61,8 +61,8 @@ _OPTIONS = {
         "string",
         "auto",
         "lease",
-        "How deep tasks are guarded: ``ledger``, ``lease`` (ledger and Redis), or ``auto``, which is ``lease`` where "
-        "the Redis Connection exists and ``ledger`` where it does not.",
+        "How deep tasks are guarded: ``observe`` (book, warn, block nothing), ``ledger``, ``lease`` (ledger and "
+        "Redis), or ``auto``, which is ``lease`` where the Redis Connection exists and ``ledger`` where it does not.",
     ),
     "lease_ttl": _option(
         "integer", "30", "60", "Seconds after which a holder that was not heard of counts as dead. Renewed at a third."
@@ -142,6 +142,16 @@ _OPTIONS = {
         "200",
         "Guarded tasks that wait in triggerers at most; the others wait by rescheduling. A triggerer has 1,000 places, "
         "which it shares with everybody.",
+    ),
+    "observe_dags": _option(
+        "string",
+        "",
+        "billing_*,payout",
+        "DAGs whose unguarded tasks are booked as they run, by a listener that holds nothing up: names with ``*``, "
+        "separated by commas. Empty: none.",
+    ),
+    "observe_timeout": _option(
+        "float", "0.5", "0.2", "Seconds that an observed task waits for the ledger at most, in all."
     ),
     "notifiers": _option(
         "string",

@@ -197,6 +197,28 @@ def _short(text: str, limit: int = 90) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def preview(data: Data) -> str:
+    rows = [("TASK", "RUN", "RECORD", "WOULD")]
+    for work in data["works"]:
+        name = work["record"] or _short(f"? {work['why']}")
+        rows.append((work["task_id"], work["run_id"], name, work["would"].replace("_", " ")))
+    return f"{data['said']}\n{table(rows)}" if len(rows) > 1 else str(data["said"])
+
+
+def baseline(data: Data) -> str:
+    return "\n".join((*data["records"], data["said"]))
+
+
+def candidates(data: Data) -> str:
+    rows = [("TASK", "WHY", "FILE"), *((f"{t['dag_id']}.{t['task_id']}", t["why"], t["file"]) for t in data["tasks"])]
+    return f"{table(rows)}\n{data['said']}" if data["tasks"] else str(data["said"])
+
+
+def audit(data: Data) -> str:
+    rows = [("FINDING", "WHAT"), *((finding["kind"], finding["what"]) for finding in data["findings"])]
+    return f"{table(rows)}\n{data['said']}" if data["findings"] else str(data["said"])
+
+
 PICTURES: Mapping[str, Callable[[Data], str]] = {
     "list": records,
     "show": show,
@@ -209,4 +231,8 @@ PICTURES: Mapping[str, Callable[[Data], str]] = {
     "quota show": gate,
     "freezes": freezes,
     "classify": classified,
+    "preview": preview,
+    "baseline": baseline,
+    "candidates": candidates,
+    "audit": audit,
 }

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.series import Place
 
 log = logging.getLogger("airflow_runguard")
 
@@ -71,6 +72,35 @@ class ResumeTrigger(BaseTrigger):
         yield TriggerEvent({"record_id": self.record_id})  # type: ignore[no-untyped-call]
 
 
+class PreviousTrigger(BaseTrigger):
+    """Fires when the one before a place of a series lets the next one begin, or says that it never will.
+
+    :param deployment: whose ledger.
+    :param place: the place, as a dict (see :class:`~airflow_runguard.core.series.Place`).
+    :param not_before: as for :class:`ResumeTrigger`.
+    """
+
+    def __init__(self, deployment: str, place: dict[str, Any], not_before: str, version: int = VERSION) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.deployment, self.place, self.not_before, self.version = deployment, place, not_before, version
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "deployment": self.deployment,
+                "place": self.place,
+                "not_before": self.not_before,
+                "version": self.version,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await _until(datetime.fromisoformat(self.not_before))
+        await Watcher.of(self.deployment).wait(Place(**self.place), None)
+        yield TriggerEvent({"place": self.place["place"]})  # type: ignore[no-untyped-call]
+
+
 async def _until(moment: datetime) -> None:
     await asyncio.sleep(max(0.0, (moment - datetime.now(UTC)).total_seconds()))
 
@@ -89,7 +119,7 @@ class Watcher:
     def __init__(self, deployment: str) -> None:
         self.deployment = deployment
         self.name = f"{socket.gethostname()}:{os.getpid()}:{deployment}"
-        self._waits: dict[asyncio.Future[None], tuple[int, datetime | None]] = {}
+        self._waits: dict[asyncio.Future[None], tuple[int | Place, datetime | None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._ledger: Ledger | None = None
         self._said_at = self._seen_at = datetime.now(UTC)
@@ -98,9 +128,10 @@ class Watcher:
         self.longest_on_loop = 0.0
         """Seconds that one look took from the triggerer's loop at most."""
 
-    async def wait(self, record_id: int, until: datetime | None) -> None:
+    async def wait(self, what: int | Place, until: datetime | None) -> None:
+        """:param what: a record's id, or a place in a series that may not begin yet."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waits[woken] = (record_id, until)
+        self._waits[woken] = (what, until)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch(), name="runguard-watcher")
         try:
@@ -117,13 +148,13 @@ class Watcher:
                 while self._waits:
                     began = time.perf_counter()
                     waits = list(self._waits.items())
-                    ids = list({record_id for _, (record_id, _) in waits})
-                    asked = loop.run_in_executor(thread, self._look, ids, len(waits))
+                    whats = {what for _, (what, _) in waits}
+                    asked = loop.run_in_executor(thread, self._look, whats, len(waits))
                     took = time.perf_counter() - began
                     due = await asked
                     began = time.perf_counter()
-                    for woken, (record_id, until) in waits:
-                        if (record_id in due or self._is_blind_to(until)) and not woken.done():
+                    for woken, (what, until) in waits:
+                        if (what in due or self._is_blind_to(until)) and not woken.done():
                             woken.set_result(None)
                     self.longest_on_loop = max(self.longest_on_loop, took + time.perf_counter() - began)
                     await asyncio.sleep(TICK)
@@ -136,14 +167,18 @@ class Watcher:
 
     # -- on the thread ------------------------------------------------------------------------------------------------
 
-    def _look(self, ids: list[int], waits: int) -> set[int]:
+    def _look(self, asked: set[int | Place], waits: int) -> set[int | Place]:
+        ids = [what for what in asked if isinstance(what, int)]
+        places = [what for what in asked if isinstance(what, Place)]
         try:
             ledger = self._opened()
             now = datetime.now(UTC)
             if (now - self._said_at).total_seconds() >= SAID_EVERY:
                 ledger.watching(self.name, waits)
                 self._said_at = now
-            due = ledger.due(ids)
+            due: set[int | Place] = set(ledger.due(ids)) if ids else set()
+            if places:
+                due.update(ledger.due_places(places))
         except Exception as error:
             if datetime.now(UTC) - self._seen_at < timedelta(seconds=2 * TICK):
                 log.warning("The ledger cannot be asked; tasks that wait for it go on waiting: %s", error)

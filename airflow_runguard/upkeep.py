@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_runguard import commands, notices
+from airflow_runguard.audit import audit
 from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.entry import deployment_of
+from airflow_runguard.operators import with_defaults
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -33,3 +37,50 @@ class SweepOperator(BaseOperator):
             ledger.close()
         self.log.info("%s %d notice(s) sent.", swept["said"], told)
         return swept
+
+
+class LedgerAuditOperator(BaseOperator):
+    """Audit the ledger from a DAG: the task fails, and people are told, when there is anything.
+
+    It sees what the ledger has; comparing with Airflow's metadata is ``airflow runguard audit``, which may read them.
+
+    :param days, alarm_after, burst, stuck_after: as for :func:`~airflow_runguard.audit.audit`.
+    :param fail: whether findings fail the task.
+    :returns: the findings.
+    """
+
+    @with_defaults
+    def __init__(
+        self,
+        *,
+        days: float = 7,
+        alarm_after: float | None = None,
+        burst: int = 5,
+        stuck_after: float = 86_400,
+        fail: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.days, self.alarm_after, self.burst, self.stuck_after = days, alarm_after, burst, stuck_after
+        self.fail = fail
+
+    def execute(self, context: Context) -> list[str]:
+        options = settings()
+        ledger = Ledger(connect_ledger(options), deployment=deployment_of(options))
+        try:
+            found = audit(
+                ledger,
+                days=self.days,
+                alarm_after=self.alarm_after,
+                burst=self.burst,
+                stuck_after=self.stuck_after,
+                airflow=False,
+                tell=True,
+            )
+        finally:
+            ledger.close()
+        for finding in found["findings"]:
+            self.log.warning("%s: %s", finding["kind"], finding["what"])
+        if found["findings"] and self.fail:
+            raise AirflowFailException(found["said"])
+        return [finding["what"] for finding in found["findings"]]

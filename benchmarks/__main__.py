@@ -16,7 +16,8 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks import batch
+from airflow_runguard.core.migrations import upgrade
+from benchmarks import batch, previous
 from benchmarks.classifier import classify_us
 from benchmarks.speed import DEPLOYMENT, Bench
 from benchmarks.waiting import measure
@@ -31,6 +32,9 @@ LIMITS = {
     "resume_s": 1.0,
     "tick_ms": 5.0,
     "classify_us": 100.0,
+    "sensor_wakeup_s": 1.0,
+    "sensors_1000_connections": 1.0,
+    "observe_ms": 5.0,
     "item_vs_pair": 0.5,
     "plan_100k_s": 5.0,
     "resume_100k_s": 2.0,
@@ -61,6 +65,11 @@ def main() -> int:
             waits = 500 if short else 5000
             print(f"Waiting: {waits:,} tasks at one gate …", flush=True)
             resume, tick = measure(urls[1], waits, 5 if short else 15)
+            print("Waiting: 1,000 sensors for their previous runs …", flush=True)
+            sensors = postgres.create_database("sensors")
+            upgrade(sensors, deployment=DEPLOYMENT)
+            wakeup, connections = previous.measure(sensors, 1000, 5 if short else 15)
+            observed = previous.observe_ms(urls[1], 50 if short else 300)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     figures = {
         "first_vs_bare": medians["first"] / medians["bare"],
@@ -72,6 +81,9 @@ def main() -> int:
         "resume_s": resume,
         "tick_ms": tick,
         "classify_us": classify_us(),
+        "sensor_wakeup_s": wakeup,
+        "sensors_1000_connections": connections,
+        "observe_ms": observed,
     }
     report(figures, medians, {"calls": calls, "rounds": rounds, "rows": rows, "short": short})
     return 0

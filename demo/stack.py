@@ -14,8 +14,9 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -43,6 +44,7 @@ _SETTINGS = {
     "SCHEDULER__SCHEDULER_HEARTBEAT_SEC": "2",
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "12",
     "SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "2",
+    "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",  # what a killed scheduler left behind
     "SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "5",
     "WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
     "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
@@ -150,6 +152,22 @@ class AirflowStack:
         """Stop and start one of the four."""
         self.services[component].stop()
         self.services[component].start()
+
+    @contextmanager
+    def another_scheduler(self) -> Iterator[None]:
+        """A second scheduler beside the first, for as long as the context lasts."""
+        second = Service(
+            "airflow scheduler 2",
+            [sys.executable, "-m", "airflow", *_COMPONENTS["scheduler"]],
+            log=self.home / "scheduler-2.log",
+            env=self.env,
+            patience=5.0,
+        )
+        second.start()
+        try:
+            yield
+        finally:
+            second.stop()
 
     def task_processes(
         self, dag_id: str, run_id: str, task_id: str, map_index: int = -1, timeout: float = 30

@@ -117,6 +117,8 @@ def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_
         "thaw": ["--all"],
         "quota close": ["g", "--for", "30m"],
         "quota rate": ["g", "--default"],
+        "preview": ["--dag-id", "d"],
+        "baseline": ["--dag-id", "d", "--before", "2026-10-01T00:00:00Z"],
     }
     keyed = {
         "show",
@@ -138,6 +140,8 @@ def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_
         assert (said.code, said.data["failed"]) == (1, ["ledger"])
     elif command == "classify":  # it asks no ledger
         assert (said.code, said.data["failure_class"]) == (0, "quota")
+    elif command in ("preview", "baseline", "candidates"):  # they read Airflow's DAGs
+        assert (said.code, said.data["remedy"]) == (2, f"Type `airflow runguard {command} …`.")
     else:
         assert said.code == 3
         assert set(said.data) == {"error", "remedy"}
@@ -681,7 +685,7 @@ def test_this_door_needs_no_airflow(ledger_url: str, ledger: Ledger) -> None:
         "import sys; sys.modules['airflow'] = None\n"
         "from airflow_runguard.__main__ import main\n"
         "settle = ['resolve', 'inv-7', '--happened', '--result', '{\"id\": 1}', '--reason', 'r']\n"
-        "for words in (['list'], ['explain', 'inv-7'], ['doctor'], settle, ['show', 'inv-7']):\n"
+        "for words in (['list'], ['explain', 'inv-7'], ['doctor'], settle, ['show', 'inv-7'], ['audit']):\n"
         f"    assert main([*words, '--dsn', {ledger_url!r}, '--deployment', 'test']) == 0, words\n"
         "print(sorted(name for name in sys.modules if name.startswith('airflow.')))"
     )

@@ -107,7 +107,7 @@ def current_guard() -> GuardContext:
 
 
 @dataclass(frozen=True, slots=True)
-class _Go:
+class Go:
     """The ledger's yes to one call: its vendor key, or the result of a call that is done already."""
 
     vendor_key: str = ""
@@ -185,7 +185,7 @@ class GuardContext:
         :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
         """
 
-        def make(go: _Go) -> T:
+        def make(go: Go) -> T:
             value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
             _accept(f"guard.call({name!r})", value)
             return value
@@ -210,7 +210,7 @@ class GuardContext:
         transaction = self._work.transaction(conn_id)
         work = self._work
 
-        def make(go: _Go) -> T:
+        def make(go: Go) -> T:
             stores = work.order.store_result == "all"
             marker = Marker(
                 go.vendor_key,
@@ -268,7 +268,7 @@ class GuardContext:
         for again in (False, True):
             found: list[str] = []
 
-            def make(go: _Go, found: list[str] = found) -> Any:
+            def make(go: Go, found: list[str] = found) -> Any:
                 job = go.job
                 if job:
                     found.append(job)
@@ -336,7 +336,7 @@ class GuardContext:
         self,
         name: str,
         readable: dict[str, Any],
-        make: Callable[[_Go], T],
+        make: Callable[[Go], T],
         judge: Callable[[BaseException], Failure],
         *,
         attaches: bool = False,
@@ -355,7 +355,8 @@ class GuardContext:
                 return cast(T, go.replay.value)
             token = _calling.set(name)
             try:
-                value = make(go)
+                with self._work.watch(f"call {name}"):
+                    value = make(go)
             except BaseException as error:
                 self._failed(name, error, judge(error)).result()
                 raise
@@ -382,7 +383,8 @@ class GuardContext:
                 return cast(T, go.replay.value)
             token = _calling.set(name)
             try:
-                value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
+                with self._work.watch(f"call {name}"):
+                    value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise
@@ -480,7 +482,7 @@ class GuardContext:
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(self._work.hide(keys.readable(arguments))))
 
-    def _go(self, name: str, answer: IntentAnswer, job: str = "") -> _Go:
+    def _go(self, name: str, answer: IntentAnswer, job: str = "") -> Go:
         """The ledger's answer to an intent, checked once more right before the call."""
         match answer.verdict:
             case "attach" if not job:
@@ -494,13 +496,13 @@ class GuardContext:
                     raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
                 self.called = True
                 self._unbooked.add(name)
-                return _Go(vendor_key=self._vendor_key(name, answer.attempt), job=job)
+                return Go(vendor_key=self._vendor_key(name, answer.attempt), job=job)
             case "replay":
                 assert answer.result is not None
                 self.called = True
                 how = replayed(answer.result, f"Call {name!r} of {self._claim.identity} is done", self._work)
                 if isinstance(how, Done):
-                    return _Go(replay=how)
+                    return Go(replay=how)
                 assert isinstance(how, Ended)
                 raise self._interrupted(how)
             case "frozen":
@@ -547,7 +549,7 @@ class GuardContext:
         self._unbooked.discard(outcome.call)
         return answer
 
-    def _with_key(self, go: _Go, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _with_key(self, go: Go, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
         return {**arguments, vendor_key_as: go.vendor_key} if vendor_key_as else arguments
 
     def _vendor_key(self, name: str, attempt: int) -> str:

@@ -110,7 +110,8 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
     writer = Writer(ledger, order, holder, lambda: leases.renew(order.identity, holder.nonce, order.lease))
     try:
         leases.acquire(order.identity, holder.nonce, order.lease)
-        claim = _enter(writer, work)
+        with work.watch("claim"):
+            claim = _enter(writer, work)
         if isinstance(claim, Waiting):
             return claim
         if claim.verdict is not Verdict.RUN:
@@ -238,7 +239,9 @@ def _leave_as(writer: Writer, work: Work, guard: GuardContext, leave: Leave) -> 
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
     result = dumped(work, value)
     outcomes = [Outcome(BODY, result=result)] if guard.body_is_call else []
-    return _done(writer.settle(Settlement(State.DONE, result=result), *outcomes).result(), work, how)
+    with work.watch("settle"):
+        written = writer.settle(Settlement(State.DONE, result=result), *outcomes).result()
+    return _done(written, work, how)
 
 
 def _done(written: Written, work: Work, how: How) -> How:
@@ -273,10 +276,11 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         return Passed(error)
 
     failure = (
-        (guard.judged(error) or _of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
+        (guard.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
     )
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
-    written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
+    with work.watch("settle"):
+        written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT and guard.job_goes_on(error):
         what = f"{said(error)}. The job goes on at the vendor; nothing is sent again, this task comes back to it."
         return Waiting(what, SOON, record_id=guard.record_id)
@@ -290,7 +294,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     return Ended(said(error), retry=True, error=error)
 
 
-def _of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
+def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more."""
     failure = classify(error)
     if (work.single_request and not guard.reentered) or isinstance(error, NotApplied):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import psycopg
 from psycopg import IsolationLevel
@@ -30,13 +30,16 @@ from airflow_runguard.core.record import (
     Call,
     Claim,
     Event,
+    Failure,
     Grant,
     Holder,
     Identity,
     IntentAnswer,
+    Observed,
     Order,
     Outcome,
     Record,
+    Result,
     Settlement,
     State,
     Verdict,
@@ -44,12 +47,15 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.rows import (
+    before_of,
     call_of,
     claim_parameters,
     clean,
     object_of,
+    observe_parameters,
     outcome_parameters,
     pause_parameters,
+    place_parameters,
     record_of,
     replay_of,
     replay_parameters,
@@ -58,9 +64,11 @@ from airflow_runguard.core.rows import (
     speaks_for_body,
     word_of,
 )
+from airflow_runguard.core.series import Before, Place
 
 log = logging.getLogger("airflow_runguard")
 
+T = TypeVar("T")
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 UPGRADE = "Run `airflow runguard db upgrade`."
@@ -114,9 +122,15 @@ class Ledger:
         done = self._all("replay", replay_parameters(order)) if order.calls != "batch" else ()
         if done:
             return replay_of(order.identity, done[0])
-        row = self._one("claim", claim_parameters(order, holder))
+        if order.place is None:
+            row: Mapping[str, Any] = self._one("claim", claim_parameters(order, holder))
+        else:
+            row = self._carried(lambda connection: _claim_in_turn(connection, order, holder), whole=True)
         if row["verdict"] == Verdict.REPLAY:
             return replay_of(order.identity, row)
+        if row["verdict"] == Verdict.PREVIOUS:
+            stands = before_of(row)
+            return Claim(Verdict.PREVIOUS, order.identity, stands.now, until=stands.until, before=stands)
         differing: tuple[str, ...] = ()
         if row["payload_fields"] is not None:
             before, after = object_of(row["payload_fields"]), order.payload.fields
@@ -135,6 +149,16 @@ class Ledger:
             holder=row["holder"] or "",
             differing=differing,
         )
+
+    def before(self, place: Place) -> Before:
+        """What stands before a place of a series: whether a run there may begin."""
+        parameters = {"deployment": self.deployment, **_of_places([place])}
+        return before_of(self._one("before", parameters))
+
+    def due_places(self, places: Sequence[Place]) -> set[Place]:
+        """At which of these places a run may begin, or never will (it is refused or skipped)."""
+        rows = self._all("due_places", {"deployment": self.deployment, **_of_places(places)})
+        return {places[row["n"] - 1] for row in rows}
 
     def write(
         self,
@@ -188,6 +212,62 @@ class Ledger:
             last["event_id"] or 0,
             until if state is State.PAUSED else None,
         )
+
+    def take_place(self, place: Place, record: Record) -> bool:
+        """Note where a record stands in its series; it takes no turn. ``False`` = that place is another record's."""
+        parameters = place_parameters(place, record.identity, "") | {"record_id": record.id, "waits": False}
+        return bool(self._one("take_place", parameters)["mine"])
+
+    def observe(
+        self,
+        order: Order | Identity,
+        holder: Holder,
+        what: str,
+        *,
+        failure: Failure | None = None,
+        error: str = "",
+        result: Result | None = None,
+        max_hold: float | None = None,
+        partition: str | None = None,
+    ) -> Observed:
+        """Book what a task does that nothing holds up: it ``started``, or ended ``done``, ``failed`` or ``skipped``.
+
+        :param order: or only its name, where the observer does not know the payload.
+        :param max_hold: seconds after which one that was not heard of again counts as dead (default: the order's).
+        """
+        known = order if isinstance(order, Order) else None
+        row = self._one(
+            "observe",
+            observe_parameters(
+                known.identity if known else cast(Identity, order),
+                holder,
+                what,
+                order=known,
+                max_hold=max_hold or (known.max_hold if known else 21_600.0),
+                partition=known.partition if known else partition,
+                failure=failure,
+                error=error,
+                result=result,
+            ),
+        )
+        return Observed(row["verdict"], row["said"] or "")
+
+    def airflow_was_told(
+        self, identity: Identity, holder: Holder, word: str, *, actor: str, **detail: Any
+    ) -> str | None:
+        """Keep beside a record what a person told Airflow of its task (``success``, ``failed``, ``skipped``): nothing
+        of the record changes. Answers its state; ``None`` = there is no record."""
+        parameters = {
+            "deployment": identity.deployment,
+            "namespace": identity.namespace,
+            "key": identity.key,
+            "ti_id": holder.ti_id,
+            "word": word,
+            "actor": actor,
+            "detail": json.dumps({"run_id": holder.run_id, "try": holder.try_number, **detail}),
+        }
+        state = self._one("airflow_was_told", parameters)["state"]
+        return None if state is None else str(state)
 
     def remember(self, grant: Grant, holder: Holder, call: str, external_id: str, *, submitted: bool) -> str:
         """Keep the vendor's own name for what a call set going. ``ok``, or ``lost``: kept as evidence only.
@@ -389,6 +469,16 @@ class Ledger:
     def prevented(self, days: int) -> int:
         return int(self._one("prevented", {"deployment": self.deployment, "days": days})["times"])
 
+    # -- audit and measures -------------------------------------------------------------------------------------------
+
+    def audit(self, what: str, **rules: Any) -> Sequence[Mapping[str, Any]]:
+        """The rows of one question of the audit: ``twice``, ``slow``, ``bursts``, ``stuck``, ``told``, ``recent``."""
+        return self._all(f"audit_{what}", {"deployment": self.deployment, **rules})
+
+    def standing(self) -> Sequence[Mapping[str, Any]]:
+        """How many records are not done, by state and failure class, and the age of the oldest in seconds."""
+        return self._all("standing", {"deployment": self.deployment})
+
     # -- gates and freezes -------------------------------------------------------------------------------------------
 
     def close_gate(self, gate: str, *, until: datetime, rate: float, actor: str, reason: str) -> str:
@@ -540,18 +630,21 @@ class Ledger:
         return self._all(name, parameters)[0]
 
     def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
-        """Run one statement; repeat it where that is safe and useful."""
+        statement = self._statement(name)
+        return self._carried(lambda connection: _sent(connection, statement, parameters))
+
+    def _carried(self, send: Callable[[psycopg.Connection[DictRow]], T], *, whole: bool = False) -> T:
+        """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""
         sent = reconnected = False
         for _ in range(ATTEMPTS):
             asked = False
             try:
                 connection = self._open()
                 asked = True
-                statement = self._statement(name)
-                if self._explicit:
+                if self._explicit or whole:
                     with connection.transaction():
-                        return connection.execute(statement, parameters, binary=True).fetchall()
-                return connection.execute(statement, parameters, binary=True).fetchall()
+                        return send(connection)
+                return send(connection)
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 if lost:
@@ -600,6 +693,48 @@ class Ledger:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
             return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
         return error
+
+
+def _sent(connection: psycopg.Connection[DictRow], statement: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
+    return connection.execute(statement, parameters, binary=True).fetchall()
+
+
+def _of_places(places: Sequence[Place]) -> dict[str, list[Any]]:
+    columns = ("series", "place", "expected", "min_gap", "partial", "on_failed", "on_absent")
+    return {name: [getattr(place, name) for place in places] for name in columns}
+
+
+def _claim_in_turn(connection: psycopg.Connection[DictRow], order: Order, holder: Holder) -> Mapping[str, Any]:
+    """The claim of a record of a series, and its turn and place there, in the transaction that the caller ends."""
+    assert order.place is not None
+    place = place_parameters(order.place, order.identity, str(holder))
+    while True:
+        may_run = True
+        if order.place.waits:
+            (turn,) = _sent(connection, queries()["take_turn"], place)
+            if turn["verdict"] != "go":
+                return {**turn, "verdict": Verdict.PREVIOUS, "so": turn["verdict"]}
+            may_run = turn["standing"] != "replay"
+        refused = ""
+        with connection.transaction():  # of its own: undone where it may not stand
+            (row,) = _sent(connection, queries()["claim"], claim_parameters(order, holder))
+            runs = row["verdict"] == Verdict.RUN
+            if not row["record_id"]:
+                return row
+            elif runs and not may_run:  # it was done, and a person reopened it since: look again
+                refused = "again"
+                raise psycopg.Rollback
+            (taken,) = _sent(
+                connection,
+                queries()["take_place"],
+                {**place, "record_id": row["record_id"], "waits": order.place.waits and runs},
+            )
+            if taken["mine"]:
+                return row
+            refused = "place"
+            raise psycopg.Rollback
+        if refused == "place":
+            return {**row, "verdict": Verdict.REFUSED, "reason": "place"}
 
 
 def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:

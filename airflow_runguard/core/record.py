@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.core.series import Before, Place
 
 SCHEMA_VERSION = 1
 POSITIVE = (
@@ -261,6 +262,7 @@ class Order:
     :param max_pauses, max_pause: so often, and so long in all, it waits without progress; then a person.
     :param partition: of Airflow's run, to find it by.
     :param amount, currency: what is at stake, where the author says so.
+    :param place: where it stands in its series, where it is of one.
     :param run_at: when Airflow wanted this run; decides whether "absent" is believed after lost time (P14).
     """
 
@@ -282,6 +284,7 @@ class Order:
     partition: str | None = None
     amount: Decimal | None = None
     currency: str | None = None
+    place: Place | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -311,8 +314,10 @@ class Verdict(StrEnum):
     """Nobody knows whether the effect happened."""
     FROZEN = "frozen"
     """A person stopped all calls in its scope; wait."""
+    PREVIOUS = "previous"
+    """The previous one of its series is not complete; ``before`` says what follows from that."""
     REFUSED = "refused"
-    """Other payload, failed for good, poison, or a spent budget of pauses; ``reason`` says which."""
+    """Other payload, failed for good, poison, a spent budget of pauses, or another's place; ``reason`` says which."""
     BROKEN = "broken"
     """Present but unreadable; a person repairs it."""
     LOST_TIME = "lost_time"
@@ -343,6 +348,19 @@ class Claim:
     holder: str = ""
     result: Result | None = None
     differing: tuple[str, ...] = ()
+    before: Before | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What came of telling the ledger about a task that nothing holds up.
+
+    :param verdict: ``booked``; ``again`` (known already); ``duplicate`` (a guard would not have begun it: ``said``);
+        ``late`` (another one holds the record: kept as an event); ``broken``.
+    """
+
+    verdict: str
+    said: str
 
 
 @dataclass(frozen=True, slots=True)

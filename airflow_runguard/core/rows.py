@@ -30,6 +30,10 @@ from airflow_runguard.core.record import (
     State,
     Verdict,
 )
+from airflow_runguard.core.series import Before, Place
+
+OBSERVER = "observed:"
+"""What the nonce of one that only observes begins with: it holds nothing up, and settles only what observers held."""
 
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
@@ -97,6 +101,73 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
 
 def pause_parameters(order: Order) -> dict[str, Any]:
     return {"rate": order.resume_rate, "max_pauses": order.max_pauses, "max_pause": order.max_pause}
+
+
+def place_parameters(place: Place, identity: Identity, actor: str) -> dict[str, Any]:
+    return {
+        "deployment": identity.deployment,
+        "namespace": identity.namespace,
+        "key": identity.key,
+        "series": place.series,
+        "place": place.place,
+        "expected": place.expected,
+        "min_gap": place.min_gap,
+        "partial": place.partial,
+        "on_failed": place.on_failed,
+        "on_absent": place.on_absent,
+        "actor": actor,
+    }
+
+
+def before_of(row: Mapping[str, Any]) -> Before:
+    """:param row: of ``may_follow``, or of a refused claim, which has its own verdict and this one as ``so``."""
+    verdict = row.get("so") or row["verdict"]
+    words = (row["standing"], row["name"] or "", row["holder"] or "", row["why"] or "")
+    return Before(verdict, *words, until=row["until"], now=row["now"])
+
+
+def observe_parameters(
+    identity: Identity,
+    holder: Holder,
+    what: str,
+    *,
+    order: Order | None,
+    max_hold: float,
+    partition: str | None,
+    failure: Failure | None,
+    error: str,
+    result: Result | None,
+) -> dict[str, Any]:
+    """Of the statement ``observe``. Without an order the observer does not know the payload, so none binds."""
+    payload = order.payload if order else None
+    return {
+        "deployment": identity.deployment,
+        "namespace": identity.namespace,
+        "key": identity.key,
+        "payload_version": payload.version if payload else 0,
+        "payload_digest": payload.digest if payload else "",
+        "payload_fields": json.dumps(dict(payload.fields), sort_keys=True) if payload else "{}",
+        "payload_readable": clean(json.dumps(dict(payload.readable), sort_keys=True, default=str)) if payload else "{}",
+        "store_result": order.store_result if order else "none",
+        "what": what,
+        "nonce": f"{OBSERVER}{holder.ti_id or holder.nonce}",
+        "ti_id": holder.ti_id,
+        "dag_id": holder.dag_id,
+        "task_id": holder.task_id,
+        "run_id": holder.run_id,
+        "try_number": holder.try_number,
+        "map_index": holder.map_index,
+        "host": holder.host,
+        "pid": holder.pid,
+        "actor": str(holder),
+        "max_hold": max_hold,
+        "partition": partition,
+        "class": failure.failure_class.value if failure else None,
+        "effect": failure.effect.value if failure else None,
+        "error": clean(error),
+        "result": result.data if result else None,
+        "missing": (clean(result.missing) or None) if result else None,
+    }
 
 
 def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) -> bool:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
 from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Settlement, Verdict
+from airflow_runguard.core.series import Place
 
 log = logging.getLogger("airflow_runguard")
 
@@ -136,6 +138,7 @@ class Work:
     :param hide: masks what is stored for people to read.
     :param transaction: opens a database for ``guard.sql``, by the name of its Connection.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
+    :param watch: put around the ``claim``, each ``call <name>`` and the ``settle``, to be timed. It may not raise.
     """
 
     order: Order
@@ -149,6 +152,7 @@ class Work:
     transaction: Callable[[str], Transaction] | None = None
     single_request: bool = False
     allow_no_call: bool = False
+    watch: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,7 @@ class Waiting:
     """Nothing may be called now; come back (in so many ``seconds``, where the ledger says so).
 
     :param record_id: the record that is waited for, where there is one.
+    :param place: the place in a series that may not begin yet.
     :param limited: it may be waited for only so long; else the ledger or a person ends the waiting.
     :param tells: the kind of notice that people get.
     """
@@ -172,6 +177,7 @@ class Waiting:
     seconds: float | None = None
     busy: bool = False
     record_id: int = 0
+    place: Place | None = None
     limited: bool = True
     tells: str = ""
 
@@ -181,6 +187,7 @@ class Ended:
     """The try is over.
 
     :param retry: another try may do better (Airflow's own retries apply); else a person or a command moves it on.
+    :param skip: it is to be skipped, as its author said.
     :param error: the exception that ended the body, where there was one.
     :param value: what there is to give all the same (the summary of a batch).
     :param tells: the kind of notice that people get.
@@ -191,6 +198,7 @@ class Ended:
     error: BaseException | None = None
     value: Any = None
     tells: str = ""
+    skip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +268,8 @@ def refusal(claim: Claim, work: Work) -> How:
             )
         case Verdict.PAUSED:
             return Waiting(f"{name} is paused until {until}.", left, record_id=claim.record_id, limited=False)
+        case Verdict.PREVIOUS:
+            return _previous(claim, work.order)
         case Verdict.FROZEN:
             frozen = f"{name} waits: {claim.reason}. No call was made. {THAW}"
             return Waiting(frozen, record_id=claim.record_id, limited=False)
@@ -284,8 +294,25 @@ def refusal(claim: Claim, work: Work) -> How:
             return Ended(_refused(claim), retry=False)
 
 
+def _previous(claim: Claim, order: Order) -> How:
+    assert claim.before is not None
+    assert order.place is not None
+    before = claim.before
+    said = f"{claim.identity} was not begun. {before.sentence(order.place.series)} No call was made."
+    if before.verdict == "wait":
+        return Waiting(said, before.seconds, place=order.place, limited=before.standing == "absent")
+    return Ended(
+        said, retry=False, skip=before.verdict == "skip", tells="broken" if before.standing == "broken" else ""
+    )
+
+
 def _refused(claim: Claim) -> str:
     name = claim.identity
+    if claim.reason == "place":
+        return (
+            f"{name} says that it stands where another record of its series stands. No call was made. Name the series "
+            "by what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own."
+        )
     if claim.reason == "payload":
         fields = ", ".join(claim.differing) or "their canonical form"
         return (

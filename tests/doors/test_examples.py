@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,60 @@ def test_the_example_batch_invoices(airflow):
     assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["anna", "ben", "cleo", "dora"]
     assert (first.result("report"), second.result("report")) == (4500, 6000)
     assert second.result("charge")["replayed"] == 3
+
+
+def test_the_example_payout_in_series(airflow, monkeypatch):
+    dag = example("payout_in_series")
+    monkeypatch.setattr(dag.task_dict["previous_done"], "deferrable", False)
+    monkeypatch.setattr(dag.task_dict["previous_done"], "timeout", 0)
+    first, early = airflow.run(dag, day=day(1)), airflow.run(dag, day=day(2))
+    assert first.state == "success"
+    assert "Nothing comes before this one" in first.log
+    assert early.states == {"previous_done": "failed", "pay_out": "upstream_failed"}
+    assert "min_gap is over at" in early.log
+    with airflow.sql.transaction():
+        airflow.sql.execute("select runguard.open_for_writing()")
+        airflow.sql.execute("update runguard.record set finished_at = finished_at - interval '1 hour'")
+    assert airflow.run(dag, day=day(2)).state == "success"
+
+
+def test_the_example_master_data_one_at_a_time(airflow):
+    dag = example("master_data_one_at_a_time")
+    airflow.vendor.script("drop_before")
+    first = airflow.run(dag, day=day(1))
+    assert first.state == "failed"
+    assert airflow.run(dag, day=day(2)).states == {"push": "skipped"}
+    assert len(airflow.vendor.requests()) == 1
+
+
+def test_the_example_observed_first(airflow, monkeypatch):
+    dag = example("observed_first")
+    first, second = airflow.run(dag), airflow.run(dag, day=None)
+    assert "This would have been a duplicate of" in second.log
+    assert airflow.vendor.charges() == 2
+    monkeypatch.setenv("OBSERVED_FIRST_DEPTH", "ledger")
+    guarded = airflow.run(example("observed_first"))
+    assert guarded.result("charge") == first.result("charge")
+    assert airflow.vendor.charges() == 2
+
+
+def test_the_example_callbacks_on_a_task(airflow):
+    dag = example("callbacks_on_a_task")
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success")
+    assert str(airflow.record().identity) == "exports/export/2026-10-01"
+    assert airflow.kinds() == ["observed_started", "observed_done", "observed_again", "observed_again"]
+
+
+def test_the_example_ledger_audit(airflow):
+    assert airflow.run(example("ledger_audit")).state == "success"
+    observed = example("observed_first")
+    airflow.run(observed)
+    airflow.run(observed, day=None)
+    run = airflow.run(example("ledger_audit"))
+    assert run.state == "failed"
+    assert "observed/invoice/2026-10/cust-9 was done again by run" in run.log
+
+
+def day(number: int) -> datetime:
+    return datetime(2026, 10, number, tzinfo=UTC)

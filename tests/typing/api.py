@@ -15,10 +15,14 @@ from airflow_runguard import (
     GuardContext,
     GuardedPythonOperator,
     NotApplied,
+    Previous,
+    PreviousRunSensor,
+    Series,
     StillUnknown,
     current_guard,
     guarded,
     guarded_task,
+    ledger_callbacks,
 )
 
 
@@ -69,3 +73,14 @@ by_function(5)
 settings = Guard(key="k", store_result="digest", single_request=True, depth="lease", key_lifetime=3600)
 guarded(BashOperator)(task_id="t", bash_command="x", guard=settings)
 GuardedPythonOperator(task_id="t", python_callable=send, op_args=[5], guard=settings)
+
+
+@guarded_task(series=Series(name="payout", order="{{ ds }}"), wait_for_previous=Previous(min_gap=60, on_failed="skip"))
+def in_series(guard: GuardContext, amount: int) -> None:
+    guard.call("charge", send, amount)
+
+
+PreviousRunSensor(
+    task_id="s", series="payout", min_gap=timedelta(hours=1), on_previous_failed="fail", mode="reschedule"
+)
+BashOperator(task_id="t", bash_command="x", **ledger_callbacks(key="export/{{ ds }}"))

@@ -28,6 +28,8 @@ FUNCTION_FILES = (
     "vendors.sql",
     "people.sql",
     "watch.sql",
+    "series.sql",
+    "observe.sql",
 )
 """In order of installation; ``tables.sql`` belongs to the first migration."""
 

@@ -183,6 +183,118 @@ select x.* from (select c.* from runguard.call c where c.record_id = %(record_id
 -- name: events
 select e.* from runguard.event e where e.record_id = %(record_id)s order by e.id
 
+-- name: before
+select b.* from unnest(%(series)s::text[], %(place)s::text[], %(expected)s::text[], %(min_gap)s::float8[], %(partial)s::boolean[],
+                       %(on_failed)s::text[], %(on_absent)s::text[])
+       with ordinality p (series, place, expected, min_gap, partial, on_failed, on_absent, n)
+ cross join lateral runguard.may_follow(%(deployment)s, p.series, p.place, p.expected, make_interval(secs => p.min_gap), p.partial,
+                                        p.on_failed, p.on_absent) b
+ order by p.n
+
+-- Which of these places may begin, or never will. Those whose previous one is plainly still at it are left out first, all
+-- together: a thousand sensors ask twice a second.
+-- name: due_places
+select p.n::int as n
+  from unnest(%(series)s::text[], %(place)s::text[], %(expected)s::text[], %(min_gap)s::float8[], %(partial)s::boolean[],
+              %(on_failed)s::text[], %(on_absent)s::text[])
+       with ordinality p (series, place, expected, min_gap, partial, on_failed, on_absent, n)
+  left join runguard.place l on l.deployment = %(deployment)s and l.series = p.series and l.place = p.expected
+  left join runguard.record r on r.id = l.record_id
+  left join runguard.record d on l.record_id is null and d.deployment = %(deployment)s and d.namespace = p.series and d.key = p.expected
+ cross join lateral runguard.may_follow(%(deployment)s, p.series, p.place, p.expected, make_interval(secs => p.min_gap), p.partial,
+                                        p.on_failed, p.on_absent) b
+ where case coalesce(r.state, d.state, 'absent')
+           when 'running' then false
+           when 'pending' then false
+           when 'done' then true
+           when 'absent' then coalesce(p.expected, '') = '' or p.on_absent <> 'wait'
+           else p.on_failed <> 'wait' end
+   and b.verdict <> 'wait'
+
+-- name: take_turn
+select * from runguard.take_turn(%(deployment)s, %(series)s, %(place)s, %(expected)s, make_interval(secs => %(min_gap)s), %(partial)s,
+                                 %(on_failed)s, %(on_absent)s, %(namespace)s, %(key)s, %(actor)s)
+
+-- name: take_place
+select runguard.take_place(%(deployment)s, %(series)s, %(place)s, %(record_id)s, %(waits)s) as mine
+
+-- name: observe
+select * from runguard.observe(
+    %(deployment)s, %(namespace)s, %(key)s, %(payload_version)s::smallint, %(payload_digest)s, %(payload_fields)s,
+    %(payload_readable)s, %(store_result)s, %(what)s, %(nonce)s, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s,
+    %(try_number)s::int, %(map_index)s::int, %(host)s, %(pid)s::int, %(actor)s, make_interval(secs => %(max_hold)s), %(partition)s,
+    %(class)s, %(effect)s, %(error)s, %(result)s::bytea, %(missing)s)
+
+-- name: airflow_was_told
+select runguard.airflow_was_told(%(deployment)s, %(namespace)s, %(key)s, %(ti_id)s, %(word)s, %(actor)s, %(detail)s) as state
+
+-- name: audit_twice
+select e.at, r.namespace, r.key, e.detail::json ->> 'run_id' as run_id, e.reason
+  from runguard.event e join runguard.record r on r.id = e.record_id
+ where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind = 'observed_again'
+   and e.detail::json ->> 'what' = 'done' and e.detail::json ->> 'verdict' = 'duplicate'
+ order by e.id limit %(limit)s
+
+-- name: audit_slow
+with took as (
+    select r.namespace, r.key, r.state, r.updated_at,
+           extract(epoch from coalesce(r.finished_at, clock_timestamp()) - r.claimed_at)::float8 as seconds
+      from runguard.record r
+     where r.deployment = %(deployment)s and r.state in ('done', 'running') and r.claimed_at is not null
+), middle as (
+    select t.namespace, count(*) as runs, percentile_cont(0.5) within group (order by t.seconds) as median
+      from took t where t.state = 'done' group by t.namespace
+), spread as (
+    select t.namespace, percentile_cont(0.5) within group (order by abs(t.seconds - m.median)) as mad
+      from took t join middle m using (namespace) where t.state = 'done' group by t.namespace
+)
+select t.namespace, t.key, t.state, t.seconds, m.median, s.mad
+  from took t left join middle m using (namespace) left join spread s using (namespace)
+ where t.updated_at >= %(since)s
+   and (t.seconds > %(alarm_after)s::float8
+        or (m.runs >= 8 and t.seconds > m.median + 6 * greatest(1.4826 * s.mad, 0.05 * m.median, 1.0)))
+ order by t.seconds desc limit %(limit)s
+
+-- name: audit_bursts
+with errors as (
+    select r.namespace, e.at, e.reason,
+           count(*) over (partition by r.namespace order by e.at range between interval '10 minutes' preceding and current row) as near
+      from runguard.event e join runguard.record r on r.id = e.record_id
+     where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind in ('failed', 'in_doubt', 'poison', 'observed_failed')
+)
+select distinct on (x.namespace) x.namespace, x.at, x.near::int as errors, x.reason
+  from errors x where x.near >= %(burst)s::int order by x.namespace, x.near desc, x.at limit %(limit)s
+
+-- name: audit_stuck
+select r.namespace, r.key, r.state, r.updated_at, r.error,
+       extract(epoch from clock_timestamp() - case r.state when 'running' then r.lease_until when 'paused' then r.resume_at
+                                                           else r.updated_at end)::float8 as seconds
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.state <> 'done'
+   and case r.state when 'running' then r.lease_until < clock_timestamp() - interval '10 minutes'
+                    when 'paused' then r.resume_at < clock_timestamp() - interval '1 hour'
+                    else r.updated_at < clock_timestamp() - make_interval(secs => %(stuck_after)s) end
+ order by r.id limit %(limit)s
+
+-- name: audit_told
+select e.at, r.namespace, r.key, r.state, e.reason as word, e.actor
+  from runguard.event e join runguard.record r on r.id = e.record_id
+ where r.deployment = %(deployment)s and e.at >= %(since)s and e.kind = 'airflow_was_told'
+   and case e.reason when 'success' then r.state <> 'done' when 'failed' then r.state = 'done' else r.state = 'done' end
+ order by e.id limit %(limit)s
+
+-- name: audit_recent
+select r.id, r.namespace, r.key, r.state, r.failure_class, r.ti_id, r.dag_id, r.task_id, r.run_id, r.map_index
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.updated_at >= %(since)s and r.id > %(after)s and r.dag_id <> '' and r.run_id <> ''
+   and r.state in ('done', 'paused', 'in_doubt', 'failed')
+ order by r.id limit %(limit)s
+
+-- name: standing
+select r.state, coalesce(r.failure_class, '') as failure_class, count(*)::bigint as records,
+       extract(epoch from clock_timestamp() - min(r.updated_at))::float8 as oldest
+  from runguard.record r where r.deployment = %(deployment)s and r.state <> 'done' group by 1, 2
+
 -- name: note_difference
 select runguard.note_difference(%(record_id)s::bigint, %(generation)s::int, %(kind)s, %(actor)s, %(reason)s, %(detail)s) as new
 

@@ -258,6 +258,24 @@ create table runguard.pulse (
     primary key (deployment, span, at, dag_id, state)
 );
 
+-- One recurring job: which of its records had the turn last, so that two of them never begin together.
+create table runguard.series (
+    deployment text not null,
+    name       varchar(512) not null,
+    record_id  bigint,
+    taken_at   timestamptz,
+    primary key (deployment, name)
+);
+
+-- Where the records of a series stand in its order.
+create table runguard.place (
+    deployment text not null,
+    series     varchar(512) not null,
+    place      varchar(512) collate "C" not null,           -- sorts as it is to be ordered, byte by byte
+    record_id  bigint not null,
+    primary key (deployment, series, place)
+);
+
 create function runguard.refuse_change() returns trigger language plpgsql as $$
 begin
     raise exception 'runguard.% is append-only: % refused', tg_table_name, tg_op;
