@@ -25,6 +25,7 @@ from airflow_runguard.core.failures.reading import (
     names,
     read,
     response_status,
+    sequence,
     text,
 )
 from airflow_runguard.core.failures.rule import fold
@@ -53,7 +54,7 @@ ERROR = names("""
     response_status_code _http_status code type error_code errno sqlstate pgcode reason operation_name failure body
     json_body http_body _body content data details error_details errors _content uri url request_info
     trailing_metadata retry_after_secs __cause__ __context__ __traceback__ os_error cause orig error inner_exception
-    last_attempt exceptions history
+    last_attempt exceptions history args
 """)
 """What is looked for on an error."""
 RESPONSE = names("status_code status headers url request _content data history raw retries")
@@ -72,7 +73,7 @@ def answer_of(
         there = gather(response, RESPONSE) if response is not None else {}
     headers = _headers(response, there, have)
     status = _status(error, response, there, types, have)
-    parts = [part for raw in _raw(error, response, there, have) if raw is not None for part in _parsed(raw)]
+    parts = [part for raw in _raw(response, there, have) if raw is not None for part in _parsed(raw)]
     if not types.isdisjoint(_TOLD_IN_TEXT):
         parts += _parsed(document_in_text(text(error)))
     if status is None and not parts and not headers and packages(types) <= _SILENT:
@@ -80,7 +81,7 @@ def answer_of(
     said = _Said()
     for part in parts:
         said.take(part)
-    said.attributes(error, have)
+    said.attributes(have)
     said.errortype(headers)
     if not said.messages:
         said.messages.append(_plain(error, there))
@@ -293,7 +294,7 @@ _BESIDE = ("details", "error_details", "errors")
 _BODIES = ("json_body", "body", "http_body", "_body", "content", "data", "_content", *_BESIDE)
 
 
-def _raw(error: object, response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
+def _raw(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
     """Wherever clients keep a body, as bytes, text or parsed. Never a property that would read from the network."""
     if there.get("_content"):  # requests and httpx: what was read already; clients keep the same again on the error
         yield there["_content"]
@@ -307,10 +308,9 @@ def _raw(error: object, response: object, there: Mapping[str, Any], have: Mappin
     for name in left:
         if name in have:
             yield have[name]
-    if isinstance(error, BaseException):
-        for argument in error.args:
-            if not isinstance(argument, str | bytes):
-                yield argument
+    for argument in sequence(have.get("args")):
+        if not isinstance(argument, str | bytes):
+            yield argument
 
 
 def _parsed(raw: object) -> Iterator[Any]:
@@ -438,7 +438,7 @@ class _Said:
         if len(self.messages) < 20 and value:
             self.messages.append(value[:MAX_TEXT])
 
-    def attributes(self, error: object, have: Mapping[str, Any]) -> None:
+    def attributes(self, have: Mapping[str, Any]) -> None:
         """Codes that clients keep beside the body, or instead of it."""
         for name in _CODE_ATTRIBUTES.intersection(have):
             value = have[name]
@@ -447,8 +447,9 @@ class _Said:
         operation = have.get("operation_name")
         if isinstance(operation, str):
             self.codes.add(f"operation={fold(operation[:120])}")
-        if isinstance(error, BaseException) and error.args and isinstance(error.args[0], int):
-            self.code("errno", error.args[0])
+        first = next(iter(sequence(have.get("args"))), None)
+        if isinstance(first, int):
+            self.code("errno", first)
         quota = read(have.get("failure"), "errors")  # Google Ads: a protobuf list
         if quota is not None:
             try:
