@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, current_guard
     from airflow_runguard.decorators import guarded_task
+    from airflow_runguard.notices import RunGuardNotifier
     from airflow_runguard.operators import GuardedPythonOperator, guarded
     from airflow_runguard.options import Guard
     from airflow_runguard.retry import GuardRetryPolicy
+    from airflow_runguard.upkeep import SweepOperator
 
 _ROOMS = {
     "Applied": "core.guard",
@@ -29,7 +31,9 @@ _ROOMS = {
     "PlanningError": "core.errors",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
+    "RunGuardNotifier": "notices",
     "StillUnknown": "core.guard",
+    "SweepOperator": "upkeep",
     "current_guard": "core.guard",
     "guarded": "operators",
     "guarded_task": "decorators",
@@ -46,7 +50,9 @@ __all__ = [
     "PlanningError",
     "ResultNotStored",
     "RunGuardError",
+    "RunGuardNotifier",
     "StillUnknown",
+    "SweepOperator",
     "current_guard",
     "guarded",
     "guarded_task",

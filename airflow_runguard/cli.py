@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NoReturn
 
@@ -57,6 +57,10 @@ class Command:
     arguments: tuple[Argument, ...] = ()
     changes: bool = False
 
+    @property
+    def group(self) -> str:
+        return self.name.partition(" ")[0] if " " in self.name else ""
+
     def all_arguments(self) -> tuple[Argument, ...]:
         return (*self.arguments, *(CHANGE if self.changes else ()), *EVERYWHERE)
 
@@ -80,6 +84,31 @@ def _count(least: int) -> Callable[[str], int]:
     return check
 
 
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate < 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no positive number of tasks a second")
+    return rate
+
+
+def _span(text: str) -> timedelta:
+    number, unit = text[:-1], text[-1:]
+    if not number.isdecimal() or unit not in SPANS or not 0 < int(number) < 10**6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time like 90s, 30m, 12h or 2d")
+    return timedelta(seconds=int(number) * SPANS[unit])
+
+
+SPANS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+GATE = Argument("gate", metavar="NAME", help="the gate's name, as quota= says it")
+SCOPE = OneOf(
+    Argument("--all", action="store_true", help="everything"),
+    Argument("--dag-id", metavar="ID", help="only this DAG's tasks"),
+    Argument("--namespace", metavar="NAME", help="only this namespace"),
+    Argument("--key-prefix", metavar="TEXT", help="only keys that begin so"),
+)
 KEY = Argument("key", metavar="KEY", help="KEY or NAMESPACE/KEY; after `--` if it begins with a dash")
 NAMESPACE = Argument("--namespace", metavar="NAME", help="the namespace, where KEY alone names several records")
 ACTOR = Argument("--actor", metavar="NAME", help="who you are (default: the user of this shell)")
@@ -98,6 +127,7 @@ DSN = Argument(
     help="the ledger: postgresql://user@host:5432/database (a password is better kept in PGPASSWORD or ~/.pgpass)",
 )
 
+GROUPS = {"db": "The ledger itself", "quota": "Gates: what a vendor's allowance lets through"}
 COMMANDS = (
     Command(
         "db upgrade",
@@ -223,6 +253,48 @@ COMMANDS = (
         ),
     ),
     Command("sweep", "Settle what dead holders left behind", (ACTOR,)),
+    Command("resume", "Let a paused record go on now, if its gate lets it", (KEY, NAMESPACE), changes=True),
+    Command(
+        "bypass",
+        "Book work that was done by hand, so that its task calls nothing",
+        (
+            Argument("key", metavar="KEY", help="the key alone; after `--` if it begins with a dash"),
+            Argument("--namespace", metavar="NAME", required=True, help="the namespace"),
+            Argument("--result", metavar="JSON", help="the result that the task gives back"),
+            Argument("--reference", metavar="ID", help="the vendor's own name for it"),
+        ),
+        changes=True,
+    ),
+    Command("freeze", "Start no new call in a scope: tasks wait, what is under way is settled", (SCOPE,), changes=True),
+    Command("thaw", "Let a frozen scope go on", (SCOPE,), changes=True),
+    Command("freezes", "List what is frozen", (Argument("--thawed", action="store_true", help="also what was"),)),
+    Command("quota list", "List gates: closed until when, why, and how many wait"),
+    Command("quota show", "Show one gate and what waits for it", (GATE,)),
+    Command(
+        "quota close",
+        "Close a gate: nothing that names it calls until then",
+        (
+            GATE,
+            OneOf(
+                Argument("--for", dest="span", metavar="SPAN", type=_span, help="like 90s, 30m, 12h, 2d"),
+                Argument("--until", metavar="TIME", type=_moment, help="like 2026-03-10T12:00:00Z"),
+            ),
+        ),
+        changes=True,
+    ),
+    Command("quota open", "Open a gate: those that wait go on, one by one", (GATE,), changes=True),
+    Command(
+        "quota rate",
+        "Say how many of those that wait go on each second",
+        (
+            GATE,
+            OneOf(
+                Argument("--per-second", dest="rate", metavar="N", type=_rate, help="so many"),
+                Argument("--default", action="store_true", help="[runguard] resume_rate again"),
+            ),
+        ),
+        changes=True,
+    ),
 )
 
 
@@ -242,10 +314,12 @@ def get_commands() -> list[Any]:
             epilog=EPILOG,
         )
 
-    of_ledger = [action(command) for command in COMMANDS if command.name.startswith("db ")]
-    rest = [action(command) for command in COMMANDS if not command.name.startswith("db ")]
-    group = GroupCommand(name="db", help="The ledger itself", subcommands=of_ledger)
-    return [GroupCommand(name="runguard", help="Guarded tasks: see and settle", subcommands=[*rest, group])]
+    groups = [
+        GroupCommand(name=group, help=what, subcommands=[action(c) for c in COMMANDS if c.group == group])
+        for group, what in GROUPS.items()
+    ]
+    rest = [action(command) for command in COMMANDS if not command.group]
+    return [GroupCommand(name="runguard", help="Guarded tasks: see and settle", subcommands=[*rest, *groups])]
 
 
 def in_airflow(command: Command, args: argparse.Namespace) -> NoReturn:
@@ -297,9 +371,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    of_ledger = commands.add_parser("db", help="The ledger itself").add_subparsers(metavar="COMMAND", required=True)
+    groups = {
+        group: commands.add_parser(group, help=what).add_subparsers(metavar="COMMAND", required=True)
+        for group, what in GROUPS.items()
+    }
     for command in COMMANDS:
-        where = of_ledger if command.name.startswith("db ") else commands
+        where = groups.get(command.group, commands)
         one = where.add_parser(command.name.split()[-1], help=command.help, description=command.help, epilog=EPILOG)
         for argument in (*command.all_arguments(), DSN):
             argument.add_to_parser(one)

@@ -130,7 +130,7 @@ def resolve(
         force=force,
         seen_fence=record.fence,
     )
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_although_applied: bool = False) -> Data:
@@ -142,12 +142,12 @@ def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_alt
         reason=reason,
         again_although_applied=again_although_applied,
     )
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def release(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
     """Take a record from its holder; what that one has open goes to ``in_doubt``."""
-    return _changed(ledger, record, ledger.release(record.id, actor=actor, reason=reason, seen_fence=record.fence))
+    return changed(ledger, record, ledger.release(record.id, actor=actor, reason=reason, seen_fence=record.fence))
 
 
 def repair(ledger: Ledger, record: Record, *, state: str | None, seen: str, actor: str, reason: str) -> Data:
@@ -165,7 +165,7 @@ def repair(ledger: Ledger, record: Record, *, state: str | None, seen: str, acto
             f"{record.identity} cannot be repaired like that: {said}. Nothing was changed; no call is made for it.",
             "Say another state (`--set-state in_doubt` is always true of what nobody knows).",
         ) from error
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def broken_line(ledger: Ledger, record: Record) -> Data:
@@ -195,7 +195,7 @@ def broken_line(ledger: Ledger, record: Record) -> Data:
 
 def accept_payload(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
     """Let the next try bring another payload under the same key."""
-    return _changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
+    return changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
 
 
 def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, actor: str, reason: str) -> Data:
@@ -208,7 +208,7 @@ def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, a
             "Nothing was changed.",
             f"Look at it (`{command('explain', name)}`), and choose another name.",
         )
-    return _changed(ledger, record, verdict)
+    return changed(ledger, record, verdict)
 
 
 def sweep(ledger: Ledger, *, actor: str) -> Data:
@@ -386,7 +386,7 @@ def _standing(record: Record, calls: Sequence[Call], now: datetime) -> Data:
     return asdict(words.standing(record, calls, now))
 
 
-def _changed(ledger: Ledger, before: Record, verdict: str) -> Data:
+def changed(ledger: Ledger, before: Record, verdict: str) -> Data:
     """What is true after a change.
 
     :raises Refused: there was none.

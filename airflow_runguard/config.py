@@ -36,6 +36,13 @@ class Settings:
     max_claims: int
     key_lifetime: float
     busy_wait_limit: float
+    enabled: bool
+    resume_rate: float
+    max_pauses: int
+    max_pause: float
+    ask_timeout: float
+    max_triggers: int
+    notifiers: str
 
 
 def settings() -> Settings:
@@ -51,7 +58,7 @@ def settings() -> Settings:
     values: dict[str, Any] = {}
     for name, option in options.items():
         text = conf.get(SECTION, name, fallback=option["default"])
-        values[name] = text if option["type"] == "string" else _number(name, text)
+        values[name] = _READ[option["type"]](name, text)
     if values["depth"] not in ("auto", "ledger", "lease"):
         raise PlanningError(f"[runguard] depth = {values['depth']!r} is none of auto, ledger, lease.")
     deployment = values["deployment"]
@@ -59,6 +66,23 @@ def settings() -> Settings:
         raise PlanningError(f"[runguard] deployment = {deployment!r} must have 1 to 100 characters and no '~'.")
     values["test_deployment"] = values["test_deployment"] or f"{deployment}~test"
     return Settings(**values)
+
+
+def _boolean(name: str, text: str) -> bool:
+    words = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+    if text.lower() not in words:
+        raise PlanningError(f"[runguard] {name} = {text!r} is neither true nor false.")
+    return words[text.lower()]
+
+
+def _rate(name: str, text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < 10**6:
+        raise PlanningError(f"[runguard] {name} = {text!r} must be a positive number.")
+    return number
 
 
 def _number(name: str, text: str) -> int:
@@ -69,6 +93,14 @@ def _number(name: str, text: str) -> int:
     if not 0 < number < 10**9:
         raise PlanningError(f"[runguard] {name} = {text!r} must be a positive whole number.")
     return number
+
+
+_READ: dict[str, Callable[[str, str], Any]] = {
+    "string": lambda name, text: text,
+    "integer": _number,
+    "float": _rate,
+    "boolean": _boolean,
+}
 
 
 def connect_ledger(options: Settings) -> Callable[[], psycopg.Connection[Any]]:

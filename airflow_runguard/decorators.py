@@ -6,14 +6,18 @@ pyright see the call as the DAG author writes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, MutableMapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
 import attr
 from airflow.providers.standard.decorators.python import _PythonDecoratedOperator
+from airflow.sdk import BaseOperator
 from airflow.sdk.bases.decorator import _TaskDecorator
 
+from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.operators import GuardMixin, for_function, injected, with_defaults
 from airflow_runguard.options import Guard, GuardOptions, Seconds, check_mapped
 
@@ -99,6 +103,20 @@ if TYPE_CHECKING:
         doc_md: str
 
 
+def _check_names(options: Iterable[str]) -> None:
+    """What no operator takes and looks like an option of the guard is one, misspelt.
+
+    :raises PlanningError: it names the right one.
+    """
+    parameters = inspect.signature(BaseOperator.__init__).parameters
+    for name in options:
+        near = difflib.get_close_matches(name, GuardOptions.__annotations__, 1, 0.75)
+        if near and name not in parameters:
+            raise PlanningError(
+                f"Neither a guard nor an operator has an option {name!r}.", f"Did you mean {near[0]!r}?"
+            )
+
+
 @overload
 def guarded_task(
     python_callable: None = None,
@@ -128,6 +146,7 @@ def guarded_task(
     """
     mine = {name: options.pop(name) for name in list(options) if name in GuardOptions.__annotations__}
     guard = options.pop("guard", None) or Guard(**mine)
+    _check_names(options)
 
     def decorate(function: Callable[..., Any]) -> Any:
         injectable, takes_guard = injected(function)

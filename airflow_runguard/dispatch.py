@@ -21,10 +21,12 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from airflow_runguard import codec, commands, screen
+from airflow_runguard import codec, commands, screen, stops
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Connect, Ledger
 
+RESUME_RATE = 5.0
+"""What applies where no ``[runguard] resume_rate`` is at hand."""
 DONE, REFUSED, USAGE, UNAVAILABLE = 0, 1, 2, 3
 WHY = (
     "It is kept in the ledger with your name and the time, for whoever asks later why money moved (or did not). "
@@ -133,6 +135,14 @@ def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
             )
         if args.force and args.answer != "did_not_happen":
             raise PlanningError("--force belongs to --did-not-happen. Nothing was changed.", "Leave it out.")
+    if name in ("freeze", "thaw") and not (args.all or args.dag_id or args.namespace or args.key_prefix):
+        raise PlanningError(
+            f"Say what to {name}. Nothing was changed.", "Add --all, --dag-id, --namespace or --key-prefix."
+        )
+    if name == "quota close" and not (args.span or args.until):
+        raise PlanningError("Say until when. Nothing was changed.", "Add --for 30m, or --until TIME.")
+    if name == "quota rate" and not (args.rate or args.default):
+        raise PlanningError("Say how many a second. Nothing was changed.", "Add --per-second N, or --default.")
     if name == "db acknowledge-restore" and not (args.lost_since or args.nothing_lost):
         raise PlanningError(
             "Say what was lost, since what looks new may have been done in the time that is gone. Nothing was changed.",
@@ -168,12 +178,14 @@ def _do(
     ledger = Ledger(door.connect, deployment=door.deployment)
     try:
         ledger.check()
-        return _with_ledger(name, args, ledger, changes)
+        return _with_ledger(name, args, ledger, changes, getattr(door.settings, "resume_rate", RESUME_RATE))
     finally:
         ledger.close()
 
 
-def _with_ledger(name: str, args: argparse.Namespace, ledger: Ledger, changes: bool) -> commands.Data:
+def _with_ledger(
+    name: str, args: argparse.Namespace, ledger: Ledger, changes: bool, resume_rate: float
+) -> commands.Data:
     who = {"actor": _actor(args), "reason": args.reason} if changes else {}
     match name:
         case "db check":
@@ -193,8 +205,30 @@ def _with_ledger(name: str, args: argparse.Namespace, ledger: Ledger, changes: b
                 after=args.after,
                 limit=args.limit,
             )
+        case "bypass":
+            result = None if args.result is None else _as_stored(args.result)
+            return stops.bypass(ledger, args.key, args.namespace, result=result, reference=args.reference, **who)
+        case "freeze":
+            return stops.freeze(ledger, *_scope(args), **who)
+        case "thaw":
+            return stops.thaw(ledger, *_scope(args), **who)
+        case "freezes":
+            return stops.freezes(ledger, thawed=args.thawed)
+        case "quota list":
+            return stops.gates(ledger)
+        case "quota show":
+            return stops.gate(ledger, args.gate)
+        case "quota close":
+            until = args.until or ledger.check()["now"] + args.span
+            return stops.close_gate(ledger, args.gate, until=until, rate=resume_rate, **who)
+        case "quota open":
+            return stops.open_gate(ledger, args.gate, rate=resume_rate, **who)
+        case "quota rate":
+            return stops.set_rate(ledger, args.gate, rate=args.rate, default=resume_rate, **who)
     record = commands.find(ledger, args.key, args.namespace)
     match name:
+        case "resume":
+            return stops.resume(ledger, record, **who)
         case "show":
             return commands.show(ledger, record)
         case "explain":
@@ -223,6 +257,13 @@ def _with_ledger(name: str, args: argparse.Namespace, ledger: Ledger, changes: b
         case "rename":
             return commands.rename(ledger, record, args.new, namespace=args.new_namespace, **who)
     raise AssertionError(f"{name} is not implemented")
+
+
+def _scope(args: argparse.Namespace) -> tuple[str, str]:
+    for scope in ("dag_id", "namespace", "key_prefix"):
+        if getattr(args, scope):
+            return scope, getattr(args, scope)
+    return "all", ""
 
 
 def _read(file: str | None) -> str:

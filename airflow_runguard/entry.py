@@ -14,7 +14,9 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import (
@@ -28,14 +30,14 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec
+from airflow_runguard import codec, human
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
 from airflow_runguard.core import keys
-from airflow_runguard.core.errors import LedgerUnavailable, PlanningError, RunGuardError
+from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Holder, Order, Payload
+from airflow_runguard.core.record import Holder, Order, Payload, State
 from airflow_runguard.options import Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
 
@@ -48,6 +50,8 @@ SHORTEST_WAIT = 15.0
 LONGEST_LOOK = 60.0
 """Seconds after which a busy record is looked at again, whatever its lease says."""
 JITTER = 5.0
+WATCHED = 30.0
+"""Seconds for which a triggerer's sign of life counts."""
 HAND_OVER_MARGIN = 600.0
 """Seconds beyond the deadline of a deferral within which the same task instance may still come back."""
 
@@ -70,13 +74,21 @@ class Entry:
         context: Context,
         resumes: tuple[str, Any] | None = None,
         waited_since: str | None = None,
+        asked_since: str | None = None,
+        answer: human.Answer | None = None,
     ) -> None:
         """
         :param resumes: the method and arguments with which a deferred operator goes on.
-        :param waited_since: when the guard first put that off (ISO 8601).
+        :param waited_since: when the guard first made it wait (ISO 8601).
+        :param asked_since: when a person was first asked about it (ISO 8601).
+        :param answer: what the person said in Airflow's form.
         """
         self.operator, self.guard, self.context, self.resumes = operator, guard, context, resumes
         self.waited_since = datetime.fromisoformat(waited_since) if waited_since else None
+        self.asked_since = datetime.fromisoformat(asked_since) if asked_since else None
+        self.given = answer
+        self.deferrable = False
+        self.deployment = ""
         self.ti: Any = context["ti"]
         self.adapter: Adapter = adapter_for(type(operator))
         self.xcoms: dict[str, Any] = {}
@@ -88,6 +100,9 @@ class Entry:
         except PlanningError as error:
             self.say(logging.ERROR, str(error))
             raise AirflowFailException(str(error)) from error
+        if not options.enabled:
+            off = "[runguard] enabled = false here: nothing is called until it is true again, and nothing unguarded."
+            return self.answer(core.Waiting(off, limited=False), options)
         try:
             with ExitStack() as opened:
                 ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
@@ -95,7 +110,10 @@ class Entry:
                 client = redis_client(options, self.guard.depth)
                 if client is not None:
                     opened.callback(client.close)
-                how = core.run(ledger, core.ready(ledger, client), self.work(order, body))
+                leases, work = core.ready(ledger, client), self.work(order, body)
+                early = self._take(ledger, order) == "too_early"
+                how = self._aftermath(ledger, work, core.run(ledger, leases, work), options, early)
+                self.deferrable = self._has_triggerer(ledger, options)
         except LedgerUnavailable as error:
             how = core.Waiting(f"{error.what} No call was made.")
         except RunGuardError as error:
@@ -103,6 +121,62 @@ class Entry:
             # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.
             raise AirflowException(str(error)) from error
         return self.answer(how, options)
+
+    # -- what the ledger and people hear of it -------------------------------------------------------------------
+
+    def _take(self, ledger: Ledger, order: Order) -> str:
+        """Book what a person said in the form of this task; the claim that follows acts on it."""
+        if self.given is None:
+            return ""
+        record = ledger.get(order.identity)
+        verdict = "missing" if record is None else human.apply(ledger, record, self.given)
+        ledger.close_question(str(self.ti.id))
+        if verdict == "ok":
+            self.asked_since = None
+            self.say(logging.INFO, f"{self.given.actor} answered: {self.given.word.replace('_', ' ')}.")
+        elif verdict == "too_early":
+            self.say(logging.WARNING, f"{order.identity} may still arrive at the vendor; asking again when it cannot.")
+        elif verdict != "not_in_doubt":  # else somebody was first: the claim tells what they said
+            self.say(logging.WARNING, f"The answer could not be taken ({verdict}). Asking again.")
+        return verdict
+
+    def _aftermath(self, ledger: Ledger, work: core.Work, how: core.How, options: Settings, early: bool) -> core.How:
+        """What follows from how it ended, while the ledger is at hand: people are told, counted for, and asked."""
+        with suppress(LedgerUnavailable):
+            if isinstance(how, core.Done) and how.replayed:
+                ledger.count_prevented(work.order.identity.namespace)
+            if isinstance(how, core.Ended | core.Waiting) and how.tells:
+                record = ledger.get(work.order.identity)
+                text = how.message if isinstance(how, core.Ended) else how.reason
+                ledger.tell(record.id if record else 0, record.generation if record else 0, how.tells, text)
+        if not isinstance(how, core.InDoubt) or _is_test():
+            return how
+        if how.seconds is not None and (how.who == "reconcile" or early):
+            return core.Waiting(how.message, how.seconds)
+        return how if how.who == "replay" else self._ask(ledger, work, how, options)
+
+    def _ask(self, ledger: Ledger, work: core.Work, how: core.InDoubt, options: Settings) -> core.How:
+        """Park with a form about the record; give up where nobody answered for too long."""
+        record, now = ledger.get(work.order.identity), ledger.check()["now"]
+        if record is None or record.state is not State.IN_DOUBT or record.broken:
+            return core.Waiting(how.message, SHORTEST_WAIT)  # it was settled meanwhile: look again
+        since = self.asked_since or now
+        limit = seconds(self.guard.ask_timeout, options.ask_timeout)
+        left = limit - (now - since).total_seconds()
+        if left <= 0:
+            reason = f"nobody answered within {limit:.0f} s; before that: {record.error}"
+            ledger.give_up_asking(record.id, seen_fence=record.fence, actor=str(work.holder), reason=reason)
+            return replace(how, message=f"Nobody answered within {limit:.0f} s. {how.message}", retry=False)
+        ledger.ask(record, work.holder)
+        self.say(logging.WARNING, f"{how.message} Asking a person in Airflow (Required Actions).")
+        human.park(self.ti, human.question(ledger, record, now), since=since, timeout=timedelta(seconds=left))
+
+    def _has_triggerer(self, ledger: Ledger, options: Settings) -> bool:
+        """Whether a triggerer watches this ledger and has room for one more wait."""
+        with suppress(LedgerUnavailable):
+            waits = ledger.watched(WATCHED)
+            return waits is not None and waits < options.max_triggers
+        return False
 
     # -- in --------------------------------------------------------------------------------------------------------
 
@@ -116,7 +190,7 @@ class Entry:
                 "iterator?), so it cannot name the same work tomorrow."
             )
         guard = self.guard
-        deployment = options.test_deployment if _is_test() else options.deployment
+        deployment = self.deployment = options.test_deployment if _is_test() else options.deployment
         namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
         on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
         dag_run: Any = self.context.get("dag_run")
@@ -132,7 +206,38 @@ class Entry:
             max_claims=guard.max_claims or options.max_claims,
             key_lifetime=seconds(guard.key_lifetime, options.key_lifetime),
             run_at=getattr(dag_run, "run_after", None) or getattr(dag_run, "logical_date", None),
+            gate=keys.gate_name(self._rendered(guard.quota)) if guard.quota else None,
+            resume_rate=options.resume_rate,
+            max_pauses=guard.max_pauses or options.max_pauses,
+            max_pause=seconds(guard.max_pause, options.max_pause),
+            partition=self._partition(dag_run),
+            amount=self._amount(),
+            currency=self._rendered(guard.currency) if guard.currency else None,
         )
+
+    @staticmethod
+    def _partition(dag_run: Any) -> str | None:
+        date, key = getattr(dag_run, "partition_date", None), getattr(dag_run, "partition_key", None)
+        return None if date is None and key is None else str(date.date() if date is not None else key)
+
+    def _amount(self) -> Decimal | None:
+        if self.guard.amount is None:
+            return None
+        if callable(self.guard.amount):
+            value = self.guard.amount(_View(self._arguments()))
+        else:
+            value = self._rendered(self.guard.amount)
+        try:
+            amount = Decimal(str(value))
+        except ArithmeticError:
+            amount = Decimal("nan")
+        if not amount.is_finite():
+            raise PlanningError(f"amount came to {value!r}, which is no number. No call was made.")
+        return amount
+
+    def _rendered(self, template: str | Callable[[Any], Any]) -> str:
+        context: dict[str, Any] = {**self.context, "args": _View(self._arguments())}
+        return render_key(template, context, env=self.operator.get_template_env())
 
     def _check_vendor_key(self) -> None:
         """Each ``{{ guard.idempotency_key }}`` must stand where its stand-in can be found and replaced. One that a
@@ -176,6 +281,8 @@ class Entry:
             for name in self.operator.template_fields:
                 rendered = getattr(self.operator, name, None)
                 setattr(self.operator, name, _replaced(rendered, guard.idempotency_key))
+        if self.resumes is not None and self.resumes[0] == "__fail__" and not guard.reentered:
+            raise NotApplied("the trigger that it waited with failed before it began")
         object.__setattr__(self.operator, "_guard_context", guard)
         with self._recorded_xcoms(), self._recorded_return() as returned:
             try:
@@ -245,8 +352,7 @@ class Entry:
                     "Say what it is: guard=Guard(key='…').",
                 )
             return scope
-        context: dict[str, Any] = {**self.context, "args": _View(self._arguments())}
-        return render_key(self.guard.key, context, env=self.operator.get_template_env())
+        return self._rendered(self.guard.key)
 
     def _payload(self) -> Payload:
         arguments = self._arguments()
@@ -298,27 +404,35 @@ class Entry:
             raise AirflowFailException(how.reason)
         first = self.waited_since or self.ti.get_first_reschedule_date(self.context) or datetime.now(UTC)
         waited = (datetime.now(UTC) - first).total_seconds()
-        if waited > options.busy_wait_limit:
+        if how.limited and waited > options.busy_wait_limit:
             raise AirflowFailException(
                 f"{how.reason} Waited {waited:.0f} s, longer than [runguard] busy_wait_limit. No call was made; "
                 "clear the task when the reason is gone."
             )
+        jitter = random.uniform(0, JITTER)  # noqa: S311 - spreads load, keeps no secret
         delay = LONGEST_LOOK if how.seconds is None else how.seconds
         if how.busy:
             delay = min(delay, LONGEST_LOOK)
-        delay = max(delay, SHORTEST_WAIT) + random.uniform(0, JITTER)  # noqa: S311 - spreads load, keeps no secret
-        self.say(logging.WARNING, f"{how.reason} Waiting; looking again in {delay:.0f} s.")
-        until = datetime.now(UTC) + timedelta(seconds=delay)
-        if self.resumes is not None:
-            # A reschedule would begin the work from its start; a deferred task must go on where it was.
-            from airflow.providers.standard.triggers.temporal import DateTimeTrigger
+        delay = max(delay, SHORTEST_WAIT) + (0 if how.record_id and not how.busy else jitter)
+        now = datetime.now(UTC)
+        until = now + timedelta(seconds=delay)
+        if self.deferrable or self.resumes is not None:
+            # Also where no triggerer was heard of: a reschedule would begin a deferred task's work from its start.
+            from airflow_runguard.triggers import ResumeTrigger
 
-            method, kwargs = self.resumes
+            self.say(logging.WARNING, f"{how.reason} Waiting in the triggerer, without a worker.")
+            method, kwargs = self.resumes or (None, None)
             raise TaskDeferred(
-                trigger=DateTimeTrigger(moment=until),
+                trigger=ResumeTrigger(
+                    self.deployment,
+                    how.record_id,
+                    None if how.record_id and how.seconds is None else until.isoformat(),
+                    (now + timedelta(seconds=SHORTEST_WAIT + jitter)).isoformat(),
+                ),
                 method_name=PUT_OFF,
                 kwargs={"method": method, "kwargs": kwargs, "since": first.isoformat()},
             )
+        self.say(logging.WARNING, f"{how.reason} Waiting; looking again in {delay:.0f} s.")
         raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
 
     def end(self, how: core.Ended) -> None:

@@ -23,6 +23,7 @@ from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core import guard as core
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.entry import PUT_OFF, VENDOR_KEY, Entry
+from airflow_runguard.human import ANSWERED, answer_of
 from airflow_runguard.options import ON_DOUBT, Guard, check_mapped
 
 if TYPE_CHECKING:
@@ -82,12 +83,19 @@ class GuardMixin(_Operator):
         return Entry(self, self.guard, context).run(lambda: super(GuardMixin, self).execute(context))
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        waited_since = None
+        method: str | None = next_method
+        waited_since = asked_since = answer = None
         if next_method == PUT_OFF:
             put_off = next_kwargs or {}
-            next_method, next_kwargs, waited_since = put_off["method"], put_off["kwargs"], put_off["since"]
-        entry = Entry(self, self.guard, context, resumes=(next_method, next_kwargs), waited_since=waited_since)
-        return entry.run(lambda: super(GuardMixin, self).resume_execution(next_method, next_kwargs, context))
+            method, next_kwargs, waited_since = put_off["method"], put_off["kwargs"], put_off["since"]
+        elif next_method == ANSWERED:
+            parked = next_kwargs or {}
+            method, asked_since, answer = None, parked.get("since"), answer_of(parked.get("event"))
+        if method is None:  # it had not begun, or a person has said what became of it: from the start
+            entry = Entry(self, self.guard, context, waited_since=waited_since, asked_since=asked_since, answer=answer)
+            return entry.run(lambda: super(GuardMixin, self).execute(context))
+        entry = Entry(self, self.guard, context, resumes=(method, next_kwargs), waited_since=waited_since)
+        return entry.run(lambda: super(GuardMixin, self).resume_execution(method, next_kwargs, context))
 
     def on_kill(self) -> None:
         """Airflow wants the task gone: no further call starts."""

@@ -43,6 +43,12 @@ class GuardOptions(TypedDict, total=False):
     max_call_time: Seconds | None
     max_claims: int | None
     key_lifetime: Seconds | None
+    quota: str | None
+    max_pause: Seconds | None
+    max_pauses: int | None
+    amount: str | Callable[[Any], Any] | None
+    currency: str | None
+    ask_timeout: Seconds | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,6 +71,12 @@ class Guard:
     :param depth: ``ledger``, ``lease`` (ledger and Redis), ``auto``.
     :param lease, max_hold, max_call_time, key_lifetime: seconds or timedelta; see ``[runguard]``.
     :param max_claims: so many claims without any outcome are poison.
+    :param quota: the vendor allowance that all tasks naming it share (``stripe``); a template may name the account.
+        When the vendor says "too many", its gate closes for all of them.
+    :param max_pause, max_pauses: how long in all, and how often, it waits for a quota without progress; then a person.
+    :param ask_timeout: how long a person is waited for before the task fails (the question stays open in the ledger).
+    :param amount: what is at stake, for people who look at doubts: a template or a function of the arguments that gives
+        a number. ``currency`` is its unit (``EUR``), likewise a template.
     """
 
     key: str | Callable[[Any], str] | None = None
@@ -82,6 +94,12 @@ class Guard:
     max_call_time: Seconds | None = None
     max_claims: int | None = None
     key_lifetime: Seconds | None = None
+    quota: str | None = None
+    max_pause: Seconds | None = None
+    max_pauses: int | None = None
+    amount: str | Callable[[Any], Any] | None = None
+    currency: str | None = None
+    ask_timeout: Seconds | None = None
 
     def __new__(cls, *_: Any, **options: Any) -> Guard:
         known = [option.name for option in fields(cls)]
@@ -113,16 +131,31 @@ class Guard:
             raise PlanningError(f"namespace={self.namespace!r} is no name.")
         if isinstance(self.payload, str):
             raise PlanningError("payload is one text.", "Give a list of names: payload=['…'].")
-        if self.max_claims is not None and type(self.max_claims) is not int:
-            raise PlanningError(f"max_claims={self.max_claims!r} is not a whole number.")
-        for name in ("lease", "max_hold", "max_call_time", "key_lifetime", "max_claims"):
+        for name in ("quota", "currency"):
+            if getattr(self, name) is not None and not (isinstance(getattr(self, name), str) and getattr(self, name)):
+                raise PlanningError(f"{name}={getattr(self, name)!r} is neither a name nor a template of one.")
+        if self.amount is not None and not callable(self.amount) and not (isinstance(self.amount, str) and self.amount):
+            raise PlanningError(f"amount={self.amount!r} is neither a template nor a function.")
+        for name in ("max_claims", "max_pauses"):
+            if getattr(self, name) is not None and type(getattr(self, name)) is not int:
+                raise PlanningError(f"{name}={getattr(self, name)!r} is not a whole number.")
+        for name in (
+            "lease",
+            "max_hold",
+            "max_call_time",
+            "key_lifetime",
+            "max_claims",
+            "max_pause",
+            "max_pauses",
+            "ask_timeout",
+        ):
             value = getattr(self, name)
             number = value.total_seconds() if isinstance(value, timedelta) else value
             if number is None:
                 continue
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < 10**9:
                 raise PlanningError(
-                    f"{name}={value!r} must be positive and below 10^9 (seconds or a timedelta; max_claims: a number)."
+                    f"{name}={value!r} must be positive and below 10^9 (seconds or a timedelta; a number)."
                 )
 
     def __repr__(self) -> str:

@@ -93,6 +93,46 @@ _OPTIONS = {
         "Seconds for which one try of a task waits (for another holder of its key, a pause, a ledger that is away) "
         "before it fails and says why.",
     ),
+    "enabled": _option(
+        "boolean",
+        "true",
+        "false",
+        "``false`` makes every guarded task wait: nothing is called, and nothing runs unguarded.",
+    ),
+    "resume_rate": _option(
+        "float",
+        "5",
+        "0.5",
+        "Tasks that go on each second when a gate has opened, where the gate has no rate of its own.",
+    ),
+    "max_pauses": _option(
+        "integer", "1000", "20", "Pauses without any progress after which a record waits for a person."
+    ),
+    "max_pause": _option(
+        "integer",
+        "604800",
+        "86400",
+        "Seconds for which a record waits for its quota without any progress before it waits for a person.",
+    ),
+    "ask_timeout": _option(
+        "integer",
+        "604800",
+        "86400",
+        "Seconds for which a task in doubt waits for a person's answer before it fails. The doubt stays in the ledger.",
+    ),
+    "max_triggers": _option(
+        "integer",
+        "500",
+        "200",
+        "Guarded tasks that wait in triggerers at most; the others wait by rescheduling. A triggerer has 1,000 places, "
+        "which it shares with everybody.",
+    ),
+    "notifiers": _option(
+        "string",
+        "",
+        "my_company.alerts.ON_CALL",
+        "Dotted path of a ``RunGuardNotifier`` (or a list of them) that tells people what needs them.",
+    ),
     "test_deployment": _option(
         "string",
         "",

@@ -78,6 +78,7 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
     ),
     "not_broken": lambda r, _: (f"{r.identity} is not broken, so there is nothing to repair.", _look(r)),
     "not_running": lambda r, _: (f"{r.identity} is {r.state}; no holder has it that it could be taken from.", _look(r)),
+    "not_paused": lambda r, _: (f"{r.identity} is {r.state}, not paused, so there is nothing to resume.", _look(r)),
     "not_finished": lambda r, _: (
         f"{r.identity} is {r.state}; only finished work (done, failed) can be ordered anew, since what is under way "
         "would then have its effect twice.",

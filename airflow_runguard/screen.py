@@ -99,6 +99,38 @@ def explain(data: Data) -> str:
     return "\n".join(lines)
 
 
+def gates(data: Data) -> str:
+    if not data["gates"]:
+        return "No gate: nothing was ever paused."
+    rows = [("GATE", "OPEN", "CLOSED UNTIL", "WAITING", "RATE", "WHY", "BY")]
+    for one in data["gates"]:
+        until = when(one["closed_until"], data["now"])
+        rate = f"{one['rate']:g}/s" if one["rate"] else "default"
+        why = _short(one_line(one["why"]), 60)
+        rows.append((one["gate"], "yes" if one["open"] else "no", until, str(one["waiting"]), rate, why, one["by"]))
+    return table(rows)
+
+
+def gate(data: Data) -> str:
+    lines = _fields({k: v for k, v in data.items() if k not in ("records", "now")}, data["now"])
+    if data["records"]:
+        rows = [("WAITS", "UNTIL", "TASK")]
+        rows += [(one["record"], when(one["resume_at"], data["now"]), one["holder"]) for one in data["records"]]
+        lines += ["", table(rows)]
+    return "\n".join(lines)
+
+
+def freezes(data: Data) -> str:
+    if not data["freezes"]:
+        return "Nothing is frozen."
+    rows = [("SCOPE", "VALUE", "SINCE", "BY", "WHY", "THAWED")]
+    for one in data["freezes"]:
+        thawed = f"{when(one['thawed_at'], data['now'])} by {one['thawed_by']}" if one["thawed_at"] else ""
+        since = when(one["at"], data["now"])
+        rows.append((one["scope"], one["value"], since, one["actor"], _short(one_line(one["reason"]), 60), thawed))
+    return table(rows)
+
+
 def check(data: Data) -> str:
     return "\n".join((data["said"], *_fields({k: v for k, v in data.items() if k != "said"}, data["now"])))
 
@@ -157,5 +189,8 @@ PICTURES: Mapping[str, Callable[[Data], str]] = {
     "explain": explain,
     "db check": check,
     "doctor": doctor,
+    "quota list": gates,
+    "quota show": gate,
+    "freezes": freezes,
     "classify": classified,
 }

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks.classifier import classify_us
 from benchmarks.speed import DEPLOYMENT, Bench
+from benchmarks.waiting import measure
 from demo.servers import Postgres, Redis
 
 LIMITS = {
@@ -25,9 +26,12 @@ LIMITS = {
     "replay_vs_select": 2.0,
     "claim_1m_vs_empty": 1.15,
     "task_rss_mb": 15.0,
+    "gate_vs_redis": 1.5,
+    "resume_s": 1.0,
+    "tick_ms": 5.0,
     "classify_us": 100.0,
 }
-ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full")
+ROUNDS = ("bare", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full", "claim_gated", "redis")
 
 
 def main() -> int:
@@ -47,12 +51,18 @@ def main() -> int:
                     seconds[name].append(getattr(bench, name)(calls))
                 print(f"Round {number + 1} of {rounds} done ({calls:,} calls each).", flush=True)
             memory = resident_mb(urls[1], redis.url)
+            waits = 500 if short else 5000
+            print(f"Waiting: {waits:,} tasks at one gate …", flush=True)
+            resume, tick = measure(urls[1], waits, 5 if short else 15)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     figures = {
         "first_vs_bare": medians["first"] / medians["bare"],
         "replay_vs_select": medians["replay"] / medians["select"],
         "claim_1m_vs_empty": medians["claim_full"] / medians["claim_empty"],
         "task_rss_mb": memory,
+        "gate_vs_redis": max(0.0, medians["claim_gated"] - medians["claim_empty"]) / medians["redis"],
+        "resume_s": resume,
+        "tick_ms": tick,
         "classify_us": classify_us(),
     }
     report(figures, medians, {"calls": calls, "rounds": rounds, "rows": rows, "short": short})

@@ -40,11 +40,11 @@ class Bench:
     """One empty ledger, one with ``rows`` records, one bare table, on one PostgreSQL and one Redis."""
 
     def __init__(self, bare_url: str, empty_url: str, full_url: str, redis_url: str, rows: int) -> None:
-        self.redis = Redis.from_url(redis_url)
+        self.client = Redis.from_url(redis_url)
         self.bare_connection = psycopg.connect(bare_url, autocommit=True, prepare_threshold=0)
         self.bare_connection.execute("create table work (key text primary key, state text not null, result text)")
         self.empty, self.full = self._ledger(empty_url), self._ledger(full_url)
-        self.leases = Leases(self.redis, self.empty.installation)
+        self.leases = Leases(self.client, self.empty.installation)
         self._fill(full_url, rows)
         self._serial = 0
 
@@ -69,10 +69,10 @@ class Bench:
         connection, token = self.bare_connection, uuid.uuid4().hex
 
         def one(key: str) -> None:
-            self.redis.command("SET", key, token, "NX", "PX", 30_000)
+            self.client.command("SET", key, token, "NX", "PX", 30_000)
             connection.execute("insert into work (key, state) values (%s, 'running')", (key,))
             connection.execute("update work set state = 'done', result = %s where key = %s", ('{"id": 1}', key))
-            self.redis.command("EVAL", RELEASE, 1, key, token)
+            self.client.command("EVAL", RELEASE, 1, key, token)
 
         return self._timed(calls, one)
 
@@ -110,6 +110,14 @@ class Bench:
     def claim_full(self, calls: int) -> float:
         return self._timed(calls, lambda key: self._claim(self.full, key))
 
+    def claim_gated(self, calls: int) -> float:
+        """A claim that asks a gate; what it costs more than :meth:`claim_empty` is the gate's check."""
+        return self._timed(calls, lambda key: self._claim(self.empty, key, gate="stripe"))
+
+    def redis(self, calls: int) -> float:
+        """One bare round trip."""
+        return self._timed(calls, lambda key: self.client.command("GET", key))
+
     # -- the work --------------------------------------------------------------------------------------------
 
     def _timed(self, calls: int, one: Callable[[str], object]) -> float:
@@ -120,8 +128,9 @@ class Bench:
             one(name)
         return (time.perf_counter() - begun) / calls
 
-    def _order(self, key: str) -> Order:
-        return Order(identity=keys.identity(DEPLOYMENT, "billing", key), payload=keys.payload({"amount": 500}))
+    def _order(self, key: str, gate: str | None = None) -> Order:
+        name = keys.identity(DEPLOYMENT, "billing", key)
+        return Order(identity=name, payload=keys.payload({"amount": 500}), gate=gate)
 
     def _holder(self) -> Holder:
         return Holder(uuid.uuid4().hex, "ti", "bill", "charge", "run", 1, -1, "host", 1)
@@ -141,6 +150,6 @@ class Bench:
         if not isinstance(how, guard.Done):
             raise RuntimeError(f"the measured work did not end done: {how}")
 
-    def _claim(self, ledger: Ledger, key: str) -> None:
-        if ledger.claim(self._order(key), self._holder()).verdict is not Verdict.RUN:
+    def _claim(self, ledger: Ledger, key: str, gate: str | None = None) -> None:
+        if ledger.claim(self._order(key, gate), self._holder()).verdict is not Verdict.RUN:
             raise RuntimeError("the measured claim was refused")

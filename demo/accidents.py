@@ -18,6 +18,8 @@ from demo.report import Count, Row
 
 AT_ONCE = 8
 """So many DAGs have an accident at the same time. More would only make two cores slower."""
+QUOTA = 45
+"""Seconds for which the vendor has enough: longer than the plain task's retries last."""
 DAYS = (datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 6, tzinfo=UTC))
 
 
@@ -60,6 +62,22 @@ def marked_failed_and_cleared(drive: Drive) -> None:
     drive.wait_for_second(run_id)
     drive.let_go()
     drive.finish(run_id)
+
+
+def quota_for_a_while(drive: Drive) -> None:
+    drive.vendor.script("wall", customer=drive.customer, seconds=QUOTA)
+    run_id = drive.start(account=drive.invoice)
+    drive.tell(f'the vendor answers "429 too many requests" for {QUOTA} s')
+    if not drive.guarded:
+        state = drive.ended_or_asked(run_id)
+        drive.tell(f"{len(drive.vendor.requests(drive.customer))} requests into the wall; the run is {state}")
+        return
+    drive.wait_until_it_waits(run_id)
+    drive.finish(run_id)
+    requests = len(drive.vendor.requests(drive.customer))
+    if requests != 2:
+        raise NotDriven(f"{requests} requests were made; one into the wall and one after it were expected.")
+    drive.story.append("quota, so it waits; none was sent while closed")
 
 
 def finished_run_cleared(drive: Drive) -> None:
@@ -188,6 +206,7 @@ def phases() -> list[list[Accident]]:
             Accident("supervisor: kill -9, task lives on", ["supervisor-killed"], supervisor_killed),
             Accident("exception after the charge", ["exception"], exception_after_the_charge),
             Accident("read timeout after the charge", ["read-timeout"], read_timeout),
+            Accident("quota: 429 for a while", ["quota"], quota_for_a_while),
             Accident("mark failed + clear while running", ["marked-failed"], marked_failed_and_cleared),
             Accident("clear of a finished run", ["finished"], finished_run_cleared),
             Accident("backfill over two finished dates", [f"{day:%Y-%m-%d}" for day in DAYS], backfilled_again),

@@ -173,6 +173,22 @@ class AirflowApi:
         """Mark one task as ``success``, ``failed`` or ``skipped``."""
         self.call("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}", {"new_state": state})
 
+    def form(self, dag_id: str, run_id: str, task_id: str) -> dict[str, Any]:
+        """The form with which a parked task asks.
+
+        :raises ApiError: it has none.
+        """
+        form: dict[str, Any] = self.call("GET", f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/-1/hitlDetails")
+        return form
+
+    def answer(self, dag_id: str, run_id: str, task_id: str, option: str, **given: str) -> None:
+        """Fill in a parked task's form, as a person does on its page.
+
+        :raises ApiError: it has none, or it was answered before.
+        """
+        body = {"chosen_options": [option], "params_input": given}
+        self.call("PATCH", f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/-1/hitlDetails", body)
+
     def log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1) -> str:
         """The text of one try's log."""
         path = f"{_run(dag_id, run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}?full_content=true"

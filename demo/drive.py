@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from demo.airflow_api import FINISHED, TaskState
@@ -22,7 +22,10 @@ PLAIN, GUARDED = "billing_plain", "billing_guarded"
 TASK = "charge"
 PATIENCE = 180.0
 """Seconds that any one step may take: generous, since all accidents share two cores."""
-STANDS_BACK = frozenset({"up_for_reschedule", *FINISHED})
+WAITS = frozenset({"up_for_reschedule", "deferred"})
+STANDS_BACK = frozenset({*WAITS, "awaiting_input", *FINISHED})
+TOO_FAST = timedelta(seconds=3)
+"""A form that is answered within about a second of the parking can fail the try (3.3.2); nobody reads so fast."""
 
 
 class NotDriven(Exception):
@@ -82,7 +85,7 @@ class Drive:
         wait_for(came, PATIENCE, f"the second attempt for {self.customer} charges or stands back", pause=1.0)
         if self.vendor.charges(self.customer) > 1:
             self.tell("the second attempt has charged, too")
-        elif self.task(run_id).state == "up_for_reschedule":
+        elif self.task(run_id).state in WAITS:
             self.tell("the second attempt found it held, and waits")
             self.story.append("held, so the second waits")
 
@@ -104,7 +107,7 @@ class Drive:
     def wait_until_it_waits(self, run_id: str) -> None:
         """Return when the task of this run waits in Airflow, without a worker."""
         wait_for(
-            lambda: self.task(run_id).state == "up_for_reschedule",
+            lambda: self.task(run_id).state in WAITS,
             PATIENCE,
             f"the task of {self.dag_id}, run {run_id}, waits",
             pause=1.0,
@@ -115,13 +118,25 @@ class Drive:
 
         :raises NotDriven: it ended otherwise.
         """
-        state = self._ended(run_id)
-        if self.guarded and state == "failed":
-            self.answer_doubt()
-            self.clear(run_id)
+        state = self.ended_or_asked(run_id)
+        if state == "awaiting_input":
+            self.fill_in_the_form(run_id)
             state = self._ended(run_id)
         if state != "success":
             raise NotDriven(f"Run {run_id} of {self.dag_id} ended as {state}.")
+
+    def ended_or_asked(self, run_id: str) -> str:
+        """``awaiting_input`` when its task is parked with a form that a person may have read, else the run's end."""
+
+        def reached() -> str | None:
+            if self.task(run_id).state == "awaiting_input":
+                asked_at = datetime.fromisoformat(self.api.form(self.dag_id, run_id, TASK)["created_at"])
+                return "awaiting_input" if datetime.now(UTC) - asked_at > TOO_FAST else None
+            path = f"/api/v2/dags/{self.dag_id}/dagRuns/{run_id}"
+            state: str = self.api.call("GET", path)["state"]
+            return state if state in FINISHED else None
+
+        return wait_for(reached, PATIENCE, f"run {run_id} of {self.dag_id} has ended or asks a person", pause=1.0)
 
     def _ended(self, run_id: str) -> str:
         """The state in which the run ended. The run's and not its task's: what is cleared between the two is lost
@@ -138,23 +153,27 @@ class Drive:
         data: dict[str, Any] = json.loads(self.runguard("explain", self._name(invoice), "--output", "json"))
         return data
 
-    def answer_doubt(self) -> None:
-        """What a person does: reads what the ledger says, looks the charge up at the vendor, types the command.
+    def fill_in_the_form(self, run_id: str) -> None:
+        """What a person does: reads the form in Airflow, looks the charge up at the vendor, says what is true.
 
-        :raises NotDriven: the ledger is not in doubt, or the vendor knows nothing.
+        :raises NotDriven: the vendor knows nothing of it.
         """
-        stands = self.explain()
-        if stands["record"]["state"] != "in_doubt":
-            raise NotDriven(f"The task failed, and the ledger says {stands['record']['state']}: {stands['why']}")
+        asked = self.api.form(self.dag_id, run_id, TASK)["subject"]
         found = self.vendor.find(customer=self.customer)
         if not found:
             raise NotDriven("The ledger is in doubt about a charge that never reached the vendor.")
-        typed = next(line for true, line in stands["commands"].items() if true.endswith(" happened"))
-        facts = {"--result=JSON": f"--result={json.dumps(found[0]['id'])}", "--reason=…": "--reason=seen at the vendor"}
-        words = [facts.get(word, word) for word in shlex.split(typed)]
-        self.tell(f"in doubt. A person finds {found[0]['id']} at the vendor and types: {shlex.join(words)}")
-        self.runguard(*words[2:])
-        self.story += ["in doubt", "a person: it happened"]
+        charge = found[0]["id"]
+        self.tell(f"Airflow asks: {asked} A person finds {charge} at the vendor and answers: it happened")
+        self.api.answer(
+            self.dag_id,
+            run_id,
+            TASK,
+            "it happened",
+            reference=charge,
+            result=json.dumps(charge),
+            reason="seen at the vendor",
+        )
+        self.story += ["in doubt, so a person is asked", "it happened"]
 
     def acknowledge_restore(self, lost_since: datetime) -> None:
         """What a person does about a ledger that lost time."""

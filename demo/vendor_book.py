@@ -9,9 +9,10 @@ decline; with other parameters 400; while the first request has not charged yet 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 LONGEST_WAIT = 180.0  # seconds after which a closed gate opens by itself: a forgotten one must not hang a test for ever
@@ -48,9 +49,10 @@ class Behaviour:
 
     ``then``: ``ok`` · ``slow`` (wait ``seconds``, then charge) · ``stall`` (charge, then wait ``seconds``) · ``status``
     (answer ``status``, ``headers``, ``body``; having ``charged`` or not) · ``drop`` (charge, then close the connection
-    without an answer) · ``drop_before`` (close it without charging). ``gate_before`` names a gate that holds the
-    request before it charges, ``gate`` one that holds the answer; ``{"release": name}`` opens them. ``saved``: whether
-    a ``status`` answer is kept under the idempotency key; default: 402 is.
+    without an answer) · ``drop_before`` (close it without charging) · ``wall`` (for ``seconds`` from the first
+    request on, answer each with 429 and how long is left; then as if it had never been there). ``gate_before`` names a
+    gate that holds the request before it charges, ``gate`` one that holds the answer; ``{"release": name}`` opens them.
+    ``saved``: whether a ``status`` answer is kept under the idempotency key; default: 402 is.
     """
 
     then: str = "ok"
@@ -66,12 +68,12 @@ class Behaviour:
     gate_before: str | None = None
 
     def __post_init__(self) -> None:
-        if self.then not in ("ok", "slow", "stall", "status", "drop", "drop_before"):
+        if self.then not in ("ok", "slow", "stall", "status", "drop", "drop_before", "wall"):
             raise ValueError(f"unknown behaviour {self.then!r}")
 
     @property
     def charges(self) -> bool:
-        return self.charged if self.then == "status" else self.then != "drop_before"
+        return self.charged if self.then == "status" else self.then not in ("drop_before", "wall")
 
     @property
     def is_saved(self) -> bool:
@@ -113,6 +115,7 @@ class Book:
         self._requests: list[Request] = []
         self._script: list[Behaviour] = []
         self._open_gates: set[str] = set()
+        self._walls: dict[str, float] = {}
         self._keys: dict[str, _UnderKey] = {}
         self._honour_keys = True
         self._epoch += 1
@@ -180,6 +183,8 @@ class Book:
         if behaviour.is_saved and under_key is not None:
             under_key.answer = answer
         self._hold(behaviour.gate, behaviour.seconds if behaviour.then == "stall" else 0.0)
+        if behaviour.then == "wall":
+            return refusal(429, "rate_limited", "Too many requests.", behaviour.headers)
         return Answer(0) if behaviour.then in ("drop", "drop_before") else answer
 
     def _charge(self, request: Request, fields: Any) -> Answer:
@@ -198,6 +203,12 @@ class Book:
     def _next(self, customer: str, *, take: bool) -> Behaviour | None:
         for position, behaviour in enumerate(self._script):
             if behaviour.customer in (None, customer):
+                if behaviour.then == "wall":
+                    left = self._walls.setdefault(customer, time.time() + behaviour.seconds) - time.time()
+                    if left > 0:
+                        return replace(behaviour, status=429, headers={"Retry-After": str(math.ceil(left))})
+                    self._script.pop(position)
+                    return self._next(customer, take=take)
                 return self._script.pop(position) if take else behaviour
         return None
 
@@ -247,5 +258,5 @@ class Book:
             return {"effects": [asdict(e) for e in self._effects], "requests": [asdict(r) for r in self._requests]}
 
 
-def refusal(status: int, code: str, message: str) -> Answer:
-    return Answer(status, {"error": {"type": code, "code": code, "message": message}})
+def refusal(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Answer:
+    return Answer(status, {"error": {"type": code, "code": code, "message": message}}, headers or {})

@@ -103,8 +103,18 @@ def break_line(sql: SQL, record_id: int) -> None:
 def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_of_reach(
     ask: Type, command: str
 ) -> None:
-    arguments = {"rename": ["a", "b"], "resolve": ["a", "--happened"], "db acknowledge-restore": ["--nothing-lost"]}
-    keyed = {"show", "explain", "reopen", "release", "repair", "accept-payload"}
+    arguments = {
+        "rename": ["a", "b"],
+        "resolve": ["a", "--happened"],
+        "db acknowledge-restore": ["--nothing-lost"],
+        "bypass": ["a", "--namespace", "n"],
+        "classify": ["--status", "429"],
+        "freeze": ["--all"],
+        "thaw": ["--all"],
+        "quota close": ["g", "--for", "30m"],
+        "quota rate": ["g", "--default"],
+    }
+    keyed = {"show", "explain", "reopen", "release", "repair", "accept-payload", "resume", "quota show", "quota open"}
     words = [*command.split(), *arguments.get(command, ["a"] if command in keyed else [])]
     words += ["--reason", "r"] if next(c.changes for c in COMMANDS if c.name == command) else []
     said = ask(*words, dsn=NOBODY)

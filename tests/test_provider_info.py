@@ -28,7 +28,7 @@ def test_it_names_the_distribution_as_it_is_named():
 
 
 def test_every_default_is_a_text_of_its_type():
-    reads = {"string": str, "integer": int}
+    reads = {"string": str, "integer": int, "float": float, "boolean": {"true": True, "false": False}.__getitem__}
     for name, option in OPTIONS.items():
         assert isinstance(option["default"], str), name
         reads[option["type"]](option["default"])

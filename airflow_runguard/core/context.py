@@ -19,7 +19,19 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError
 from airflow_runguard.core.failures import classify, hidden_retries
 from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Written
-from airflow_runguard.core.work import BODY, Done, Ended, Interrupt, Waiting, Work, dumped, in_doubt, replayed, said
+from airflow_runguard.core.work import (
+    BODY,
+    THAW,
+    Done,
+    Ended,
+    Interrupt,
+    Waiting,
+    Work,
+    dumped,
+    in_doubt,
+    replayed,
+    said,
+)
 from airflow_runguard.core.writer import Answer, Writer
 
 T = TypeVar("T")
@@ -93,6 +105,10 @@ class GuardContext:
     @property
     def namespace(self) -> str:
         return self._claim.identity.namespace
+
+    @property
+    def record_id(self) -> int:
+        return self._claim.record_id
 
     @property
     def generation(self) -> int:
@@ -242,8 +258,15 @@ class GuardContext:
                     return _Go(replay=how)
                 assert isinstance(how, Ended)
                 raise self._interrupted(how)
+            case "frozen":
+                raise self._interrupted(Waiting(f"Call {name!r} was not made: {answer.error}. {THAW}"))
+            case "gated":
+                raise self._interrupted(Waiting(f"Call {name!r} was not made: {answer.error}."), pause=0.0)
             case "paused":
-                raise self._interrupted(Waiting(f"Call {name!r} of {self._claim.identity} is paused."))
+                left = (answer.until - self._claim.now).total_seconds() if answer.until else 0.0
+                raise self._interrupted(
+                    Waiting(f"Call {name!r} of {self._claim.identity} is paused.", left), pause=left
+                )
             case "failed":
                 raise self._interrupted(
                     Ended(f"Call {name!r} of {self._claim.identity} failed for good ({answer.error}). {REOPEN}", False)
@@ -286,10 +309,10 @@ class GuardContext:
         return keys.vendor_key(self._writer.ledger.installation, self._claim.identity, name, self.generation, attempt)
 
     def _in_doubt(self, why: str) -> Ended:
-        return in_doubt(self._work.order, why)
+        return in_doubt(self._work.order, why, seconds=0.0)
 
-    def _interrupted(self, how: Waiting | Ended) -> Interrupt:
-        interrupt = Interrupt(how)
+    def _interrupted(self, how: Waiting | Ended, pause: float | None = None) -> Interrupt:
+        interrupt = Interrupt(how, pause)
         self.interrupt = self.interrupt or interrupt
         return interrupt
 

@@ -29,6 +29,7 @@ from airflow_runguard.core.record import (
     State,
     Verdict,
     Witness,
+    Written,
 )
 from airflow_runguard.core.resp import Redis
 from airflow_runguard.core.rows import outcome_state
@@ -41,6 +42,7 @@ from airflow_runguard.core.work import (
     Ended,
     HandOver,
     How,
+    InDoubt,
     Interrupt,
     Passed,
     Reconcile,
@@ -63,6 +65,7 @@ __all__ = [
     "GuardContext",
     "HandOver",
     "How",
+    "InDoubt",
     "Interrupt",
     "NotApplied",
     "Passed",
@@ -78,6 +81,9 @@ __all__ = [
 log = logging.getLogger("airflow_runguard")
 
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
+SOON = 30.0
+"""Seconds after which the vendor is asked about a call that has just fallen in doubt."""
+NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress: a person decides. Then clear it."
 NO_CALL = "Wrap the request in guard.call(name, fn, …), or say allow_no_call=True."
 
 
@@ -199,10 +205,10 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
             value = work.body(guard)
     except BaseException as error:
         if guard.interrupt is not None:
-            return _leave_interrupted(writer, guard.interrupt)
+            return _leave_interrupted(writer, guard, guard.interrupt)
         return _leave_with_error(writer, work, guard, error)
     if guard.interrupt is not None:  # swallowed (gather, a pool's future that nobody reads): not all of it was done
-        return _leave_interrupted(writer, guard.interrupt)
+        return _leave_interrupted(writer, guard, guard.interrupt)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
     if never_ran(value):
@@ -216,9 +222,25 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
 
 
-def _leave_interrupted(writer: Writer, interrupt: Interrupt) -> How:
-    writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
-    return interrupt.how
+def _leave_interrupted(writer: Writer, guard: GuardContext, interrupt: Interrupt) -> How:
+    if interrupt.pause is None:
+        writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
+        return interrupt.how
+    waits = Failure(
+        FailureClass.QUOTA, Effect.NOT_APPLIED, pausable=True, resume_after=interrupt.pause, evidence=str(interrupt)
+    )
+    written = writer.settle(Settlement(State.PAUSED, failure=waits, error=str(interrupt))).result()
+    return _paused(written, guard, str(interrupt))
+
+
+def _paused(written: Written, guard: GuardContext, why: str) -> How:
+    """A record that was left to wait for its quota; the ledger says until when, or that it may wait no longer."""
+    if written.state is State.PAUSED and written.resume_at is not None:
+        left = (written.resume_at - written.now).total_seconds()
+        return Waiting(why, left, record_id=guard.record_id, limited=False)
+    if written.state is State.FAILED:
+        return Ended(f"{why} {NO_MORE_PAUSES}", retry=False)
+    return Waiting(why)
 
 
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
@@ -228,12 +250,12 @@ def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how
     if written.verdict == "ok" and written.state is State.DONE:
         return how
     if written.verdict == "ok" and written.state is State.IN_DOUBT:
-        return in_doubt(work.order, "one of its calls is in doubt")
+        return in_doubt(work.order, "one of its calls is in doubt", seconds=SOON)
     error = LeaseLost(
         f"{work.order.identity} was taken over, released or changed while this process worked ({written.verdict}). "
         "What it did is kept as evidence."
     )
-    return Ended(str(error), retry=True, error=error)
+    return Ended(str(error), retry=True, error=error, tells="stale_writer")
 
 
 def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str) -> How:
@@ -259,9 +281,9 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT:
-        return in_doubt(work.order, said(error), error=error)
-    if written.state is State.PAUSED:
-        return Waiting(f"{work.order.identity} is paused: {failure.evidence if failure else said(error)}.")
+        return in_doubt(work.order, said(error), seconds=SOON, error=error)
+    if failure is not None and failure.pausable and written.state in (State.PAUSED, State.FAILED):
+        return _paused(written, guard, f"{work.order.identity} is paused: {failure.evidence}.")
     if failure is not None and failure.needs_person:
         mend = "It had no effect, and retrying does not mend it: correct it, then clear the task."
         return Ended(f"{said(error)}: {failure.evidence}. {mend}", retry=False, error=error)

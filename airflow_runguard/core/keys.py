@@ -81,6 +81,16 @@ def identity(deployment: str, namespace: str, key: str) -> Identity:
     return Identity(deployment, namespace, key)
 
 
+def gate_name(text: str) -> str:
+    """The name of a vendor's allowance.
+
+    :raises PlanningError: as for a key.
+    """
+    if fault := _fault(text):
+        raise PlanningError(f"The gate's name {text!r:.80} {fault}, so it cannot name an allowance; no call was made.")
+    return text
+
+
 def _fault(text: object) -> str:
     """Why a part of an identity is refused ('' = it is fine)."""
     if not isinstance(text, str):

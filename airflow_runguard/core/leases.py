@@ -47,9 +47,9 @@ class Leases:
         self._complained = False
         self._ask_again_at = 0.0
 
-    def acquire(self, identity: Identity, token: str, seconds: float) -> bool:
-        """``SET NX``. ``False`` = somebody holds it or Redis is away: the ledger is asked in either case."""
-        return self._ask("SET", self._key(identity), token, "NX", "PX", int(seconds * 1000)) is not None
+    def acquire(self, identity: Identity, token: str, seconds: float) -> None:
+        """``SET NX``, without waiting for what Redis says: the ledger is asked in either case."""
+        self._ask("SET", self._key(identity), token, "NX", "PX", int(seconds * 1000), wait=False)
 
     def renew(self, identity: Identity, token: str, seconds: float) -> None:
         """Keep or retake the lease of a holder that the ledger stands by."""
@@ -73,11 +73,11 @@ class Leases:
         parts = "\x00".join((identity.deployment, identity.namespace, identity.key))
         return self._prefix + "lease:" + hashlib.sha256(parts.encode()).hexdigest()
 
-    def _ask(self, *words: str | int) -> Any:
+    def _ask(self, *words: str | int, wait: bool = True) -> Any:
         if self._client is None or time.monotonic() < self._ask_again_at:
             return None
         try:
-            return self._client.command(*words)
+            return self._client.command(*words) if wait else self._client.send(*words)
         except RedisAway as error:
             self._ask_again_at = time.monotonic() + AWAY
             if not self._complained:

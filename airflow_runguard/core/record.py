@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
 from airflow_runguard.core.errors import PlanningError
 
 SCHEMA_VERSION = 1
+POSITIVE = (
+    "lease",
+    "max_hold",
+    "max_call_time",
+    "max_claims",
+    "key_lifetime",
+    "resume_rate",
+    "max_pauses",
+    "max_pause",
+)
 """The version of the ledger's tables and functions that this code speaks."""
 
 MAX_KEY_LENGTH = 512
@@ -90,6 +101,9 @@ class Transition:
 
 TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.PENDING, State.RUNNING, "claim", "always"),
+    Transition(State.PENDING, State.PAUSED, "claim", "its gate is closed: it waits without having begun"),
+    Transition(State.PENDING, State.FAILED, "claim", "its gate is closed for longer than it may wait"),
+    Transition(State.PENDING, State.DONE, "person", "it was done by hand"),
     Transition(State.PENDING, State.IN_DOUBT, "late outcome", "a stale holder reports that its call was applied"),
     Transition(State.RUNNING, State.RUNNING, "claim", "lease past and no open call, or its own re-entry; fence + 1"),
     Transition(State.RUNNING, State.DONE, "holder", "the effect happened and the result is booked"),
@@ -98,9 +112,11 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.RUNNING, State.IN_DOUBT, "holder, claim, sweep", "a call's outcome is unknown"),
     Transition(State.RUNNING, State.PENDING, "holder, sweep", "nothing is open and nothing failed for good"),
     Transition(State.PAUSED, State.RUNNING, "claim", "resume_at has come"),
+    Transition(State.PAUSED, State.DONE, "person", "it was done by hand"),
     Transition(State.PAUSED, State.FAILED, "claim", "the budget of pauses is spent"),
     Transition(State.PAUSED, State.IN_DOUBT, "late outcome", "a stale holder reports that its call was applied"),
     Transition(State.FAILED, State.RUNNING, "claim", "effect = not_applied"),
+    Transition(State.FAILED, State.PAUSED, "claim", "effect = not_applied, and its gate is closed"),
     Transition(State.FAILED, State.DONE, "person", "it happened after all"),
     Transition(State.FAILED, State.IN_DOUBT, "person, late outcome", "it may have happened after all"),
     Transition(State.FAILED, State.PENDING, "person", "reopen: generation + 1"),
@@ -237,6 +253,11 @@ class Order:
     :param max_call_time: how long after its intent a call may still reach the vendor.
     :param max_claims: so many claims in a row without any booked outcome are poison.
     :param key_lifetime: how long the vendor remembers an idempotency key; bounds ``on_doubt="replay"``.
+    :param gate: the vendor allowance that is asked before each call (``quota=``).
+    :param resume_rate: so many of those that wait at the gate go on each second, where the gate has no rate of its own.
+    :param max_pauses, max_pause: so often, and so long in all, it waits without progress; then a person.
+    :param partition: of Airflow's run, to find it by.
+    :param amount, currency: what is at stake, where the author says so.
     :param run_at: when Airflow wanted this run; decides whether "absent" is believed after lost time (P14).
     """
 
@@ -251,6 +272,13 @@ class Order:
     max_claims: int = 5
     key_lifetime: float = 86_400.0
     run_at: datetime | None = None
+    gate: str | None = None
+    resume_rate: float = 5.0
+    max_pauses: int = 1000
+    max_pause: float = 604_800.0
+    partition: str | None = None
+    amount: Decimal | None = None
+    currency: str | None = None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -260,7 +288,7 @@ class Order:
         ):
             if getattr(self, name) not in allowed:
                 raise PlanningError(f"{name}={getattr(self, name)!r} is none of {', '.join(allowed)}.")
-        for name in ("lease", "max_hold", "max_call_time", "max_claims", "key_lifetime"):
+        for name in POSITIVE:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
                 raise PlanningError(f"{name} must be a positive number (of seconds, or of claims), not {value!r}.")
@@ -278,8 +306,10 @@ class Verdict(StrEnum):
     """Not before ``until``."""
     IN_DOUBT = "in_doubt"
     """Nobody knows whether the effect happened."""
+    FROZEN = "frozen"
+    """A person stopped all calls in its scope; wait."""
     REFUSED = "refused"
-    """Other payload, failed for good, or poison; ``reason`` says which."""
+    """Other payload, failed for good, poison, or a spent budget of pauses; ``reason`` says which."""
     BROKEN = "broken"
     """Present but unreadable; a person repairs it."""
     LOST_TIME = "lost_time"
@@ -339,8 +369,10 @@ class IntentAnswer:
     """The ledger's answer to one intent. Only ``run`` allows the call.
 
     :param verdict: ``run``; ``replay`` (the call is done: here is its result); or why not: ``in_doubt``, ``paused``,
-        ``failed``, ``broken``, ``open`` (another holder's), ``lost`` (this holder is not, or no longer, the holder).
-    :param until: ``run``: the time until which the call may still reach the vendor; ``paused``: when it may be made.
+        ``gated`` (the gate is closed), ``frozen`` (a person stopped it), ``failed``, ``broken``, ``open`` (another
+        holder's), ``lost`` (this holder is not, or no longer, the holder).
+    :param until: ``run``: the time until which the call may still reach the vendor; ``paused``, ``gated``: when it may
+        be made.
     """
 
     verdict: str
@@ -358,6 +390,7 @@ class Written:
         lost time); ``broken``.
     :param state: of the record now. A holder goes on only while it is ``running``.
     :param until: the lease.
+    :param resume_at: when a paused record may be claimed again.
     """
 
     verdict: str
@@ -367,6 +400,7 @@ class Written:
     intents: Mapping[str, IntentAnswer]
     event_id: int = 0
     """The last event booked by this write; 0 = none."""
+    resume_at: datetime | None = None
 
     @property
     def held(self) -> bool:
@@ -437,6 +471,11 @@ class Record:
     payload: Payload
     store_result: str
     result: Result | None
+    gate: str
+    partition: str
+    amount: Decimal | None
+    currency: str
+    progress: Mapping[str, Any]
     error: str
     evidence: str
     created_at: datetime

@@ -45,6 +45,7 @@ class Redis:
         if database:
             self._greeting.append(("SELECT", database))
         self._socket: socket.socket | None = None
+        self._owed = 0
         self._reader = hiredis.Reader()
         self._lock = threading.Lock()
 
@@ -82,7 +83,27 @@ class Redis:
                 self.close()  # a signal tore the exchange: what comes next on this socket answers something else
                 raise
 
+    def send(self, *words: Any) -> None:
+        """One command whose answer nobody needs: it is read, and dropped, with that of the next command.
+
+        :raises RedisAway: it could not be sent. That it was sent does not say that it was carried out.
+        """
+        with self._lock:
+            try:
+                if self._socket is None:
+                    self._connect()
+                assert self._socket is not None
+                self._owed += 1
+                self._socket.sendall(hiredis.pack_command(words))
+            except (OSError, ValueError, hiredis.HiredisError) as error:
+                self.close()
+                raise RedisAway(f"{type(error).__name__}: {error}") from error
+            except BaseException:
+                self.close()
+                raise
+
     def close(self) -> None:
+        self._owed = 0
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -99,11 +120,19 @@ class Redis:
     def _ask(self, words: tuple[Any, ...]) -> Any:
         assert self._socket is not None
         self._socket.sendall(hiredis.pack_command(words))
+        while self._owed:
+            self._answer()
+            self._owed -= 1
+        answer = self._answer()
+        if isinstance(answer, hiredis.ReplyError):
+            raise answer
+        return answer
+
+    def _answer(self) -> Any:
+        assert self._socket is not None
         while (answer := self._reader.gets()) is False:
             data = self._socket.recv(65536)
             if not data:
                 raise ConnectionResetError("the server closed the connection")
             self._reader.feed(data)
-        if isinstance(answer, hiredis.ReplyError):
-            raise answer
         return answer

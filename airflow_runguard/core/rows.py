@@ -7,7 +7,7 @@ data that PostgreSQL would refuse is cleaned, so that it never tears an outcome 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -87,11 +87,32 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "max_claims": order.max_claims,
         "max_call_time": order.max_call_time,
         "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+        "partition": order.partition,
+        "amount": order.amount,
+        "currency": order.currency,
+        "gate": order.gate,
+        **pause_parameters(order),
     }
 
 
-def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
+def pause_parameters(order: Order) -> dict[str, Any]:
+    return {"rate": order.resume_rate, "max_pauses": order.max_pauses, "max_pause": order.max_pause}
+
+
+def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) -> bool:
+    """Whether the settlement says all that the one outcome says: the body is one call, and it is done."""
+    return (
+        settlement is not None
+        and settlement.state is State.DONE
+        and len(outcomes) == 1
+        and outcomes[0] == Outcome("body", result=settlement.result, error=settlement.error)
+    )
+
+
+def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | None]:
     columns = ("name", "state", "class", "effect", "final", "resume_after", "error", "evidence", "result", "missing")
+    if not outcomes:  # an empty list costs more to send than none
+        return dict.fromkeys(f"o_{column}" for column in columns)
     values: dict[str, list[Any]] = {f"o_{column}": [] for column in columns}
     for outcome in outcomes:
         failure, result = outcome.failure, outcome.result
@@ -109,7 +130,7 @@ def outcome_parameters(outcomes: Iterable[Outcome]) -> dict[str, list[Any]]:
         )
         for column, value in zip(columns, row, strict=True):
             values[f"o_{column}"].append(value)
-    return values
+    return {**values}
 
 
 def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:
@@ -214,6 +235,11 @@ def record_of(row: Mapping[str, Any]) -> Record:
         ),
         store_result=row["store_result"],
         result=result,
+        gate=row["gate"] or "",
+        partition=row["partition"] or "",
+        amount=row["amount"],
+        currency=row["currency"] or "",
+        progress=object_of(row["progress"]),
         error=row["error"],
         evidence=row["evidence"],
         created_at=row["created_at"],

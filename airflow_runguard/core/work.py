@@ -100,11 +100,19 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Nothing may be called now; come back (in so many ``seconds``, where the ledger says so)."""
+    """Nothing may be called now; come back (in so many ``seconds``, where the ledger says so).
+
+    :param record_id: the record that is waited for, where there is one.
+    :param limited: it may be waited for only so long; else the ledger or a person ends the waiting.
+    :param tells: the kind of notice that people get.
+    """
 
     reason: str
     seconds: float | None = None
     busy: bool = False
+    record_id: int = 0
+    limited: bool = True
+    tells: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +121,25 @@ class Ended:
 
     :param retry: another try may do better (Airflow's own retries apply); else a person or a command moves it on.
     :param error: the exception that ended the body, where there was one.
+    :param tells: the kind of notice that people get.
     """
 
     message: str
     retry: bool
     error: BaseException | None = None
+    tells: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InDoubt(Ended):
+    """The try is over because nobody knows whether a call happened.
+
+    :param who: answers it: ``ask`` a person, ``reconcile`` with the vendor, ``replay`` (the next try sends it again).
+    :param seconds: how soon asking the vendor again makes sense; ``None`` = the vendor cannot say, a person must.
+    """
+
+    who: str = "ask"
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +153,17 @@ How = Done | Waiting | Ended | Passed
 
 
 class Interrupt(BaseException):
-    """A call may not be made: the body ends here. Derives from ``BaseException`` so that no body goes on by mistake."""
+    """A call may not be made: the body ends here. Derives from ``BaseException`` so that no body goes on by mistake.
 
-    def __init__(self, how: Waiting | Ended) -> None:
+    :param pause: seconds for which the record is paused, where waiting for its quota is the reason.
+    """
+
+    def __init__(self, how: Waiting | Ended, pause: float | None = None) -> None:
         super().__init__(how.reason if isinstance(how, Waiting) else how.message)
-        self.how = how
+        self.how, self.pause = how, pause
 
+
+THAW = "`airflow runguard thaw … --reason …` lets it go on."
 
 # -- what is said ------------------------------------------------------------------------------------------------------
 
@@ -152,24 +179,32 @@ def refusal(claim: Claim, work: Work) -> How:
             return replayed(claim.result, f"{name} is done", work)
         case Verdict.BUSY:
             return Waiting(
-                f"{name} is being worked on by {claim.holder}; its lease runs until {until}.", left, busy=True
+                f"{name} is being worked on by {claim.holder}; its lease runs until {until}.",
+                left,
+                busy=True,
+                record_id=claim.record_id,
             )
         case Verdict.PAUSED:
-            return Waiting(f"{name} is paused until {until}.", left)
+            return Waiting(f"{name} is paused until {until}.", left, record_id=claim.record_id, limited=False)
+        case Verdict.FROZEN:
+            frozen = f"{name} waits: {claim.reason}. No call was made. {THAW}"
+            return Waiting(frozen, record_id=claim.record_id, limited=False)
         case Verdict.IN_DOUBT:
             # Where repeating was declared safe, this answer means that it no longer is: a person decides.
             on_doubt = "reconcile" if work.order.on_doubt == "reconcile" else "ask"
-            return in_doubt(work.order, claim.reason, on_doubt=on_doubt, until=claim.until)
+            return in_doubt(work.order, claim.reason, on_doubt=on_doubt, until=claim.until, seconds=left)
         case Verdict.LOST_TIME:
             return Waiting(
                 f"No call was made: {claim.reason}. What looks new may have been done in the time that is gone. "
-                "Run `airflow runguard db acknowledge-restore --reason …` when you know."
+                "Run `airflow runguard db acknowledge-restore --reason …` when you know.",
+                tells="ledger_lost_time",
             )
         case Verdict.BROKEN:
             return Ended(
                 f"{name} is in the ledger but cannot be read: {claim.reason}. No call was made and nothing was "
                 f"overwritten. Run `airflow runguard repair '{name}'`.",
                 retry=False,
+                tells="broken",
             )
         case _:
             return Ended(_refused(claim), retry=False)
@@ -190,6 +225,11 @@ def _refused(claim: Claim) -> str:
             "happened or may have; this code would repeat them. No call was made. Bring the calls back as they were, "
             f"or decide about what happened: `airflow runguard explain '{name}'`."
         )
+    if claim.reason == "pauses":
+        return (
+            f"{name} waited for its quota as often, or as long, as it may, without any progress. No call was made. "
+            "Raise the allowance at the vendor (or max_pause), then clear the task."
+        )
     if claim.reason == "poison":
         return (
             f"{name} was claimed again and again without any outcome: something kills its worker (memory?). No call "
@@ -207,9 +247,10 @@ def in_doubt(
     *,
     on_doubt: str | None = None,
     until: datetime | None = None,
+    seconds: float | None = None,
     error: BaseException | None = None,
-) -> Ended:
-    """:param until: before it, nobody can say that it did not happen."""
+) -> InDoubt:
+    """:param until: before it (so many ``seconds`` from now), nobody can say that it did not happen."""
     name, on_doubt = order.identity, on_doubt or order.on_doubt
     early = f" It is too early to say that it did not happen before {until:%Y-%m-%d %H:%M:%S %Z}." if until else ""
     call = " [--call NAME: only that call, the rest of the body goes on]" if order.calls == "explicit" else ""
@@ -218,12 +259,14 @@ def in_doubt(
         "reconcile": "The next try asks the vendor again; a person may decide",
         "replay": "The next try repeats it under the same vendor key, while the vendor remembers; a person may decide",
     }[on_doubt]
-    return Ended(
+    return InDoubt(
         f"In doubt: nobody knows whether {name} happened ({why}). It is not sent again blindly. {who}: look it up at "
         f"the vendor (`airflow runguard explain '{name}'` shows what to look for), then run `airflow runguard resolve "
         f"'{name}' --happened [--result JSON]{call} --reason …` or `… --did-not-happen --reason …`.{early}",
         retry=on_doubt != "ask",
         error=error,
+        who=on_doubt,
+        seconds=seconds,
     )
 
 

@@ -8,6 +8,7 @@ process lives (P4); an intent only for as long as the lease runs.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import logging
@@ -92,13 +93,12 @@ class Answer(Generic[T]):
 
 @dataclass(slots=True)
 class _Job:
-    """One thing to write. Outcomes and intents are grouped; anything else runs by itself; ``last`` ends the thread."""
+    """One thing to write. Outcomes and intents are grouped; anything else runs by itself."""
 
     answer: Answer[Any] = field(default_factory=Answer)
     outcome: Outcome | None = None
     intent: tuple[str, str] | None = None
     run: Callable[[], Any] | None = None
-    last: bool = False
 
     def answer_with(self, run: Callable[[], Any]) -> None:
         try:
@@ -110,7 +110,8 @@ class _Job:
 
 
 class Writer:
-    """The thread of one entry into one record. Not reused: every entry has a nonce of its own.
+    """The thread of one entry into one record, there while a question is open or the lease is held. Not reused: every
+    entry has a nonce of its own.
 
     Each question returns its answer to wait for. Giving up waiting (a signal, a timeout) takes nothing back; see
     :meth:`withdraw`.
@@ -125,12 +126,13 @@ class Writer:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._grant: Grant | None = None
-        self._held = False
+        self._held = self._over = False
         self._open: set[str] = set()
         self._lease_ends = 0.0
         self._renew_at = 0.0
-        self._thread: threading.Thread | None = None
-        self._closing, self._closed = threading.Lock(), False
+        self._serving, self._coming = threading.Lock(), False
+        self._last: Answer[Any] = Answer()
+        self._last.say(None)
 
     def claim(self) -> Claim:
         """Enter, on the caller's thread: most answers are refusals and replays, which need no other. With a verdict of
@@ -174,62 +176,66 @@ class Writer:
     def may_call(self) -> bool:
         """Whether a call may start *now*: not told to stop, and the lease runs by this machine's ``CLOCK_BOOTTIME``,
         which counts suspends, so that a process that slept past its lease knows."""
-        return self._held and not self._stop.is_set() and _clock() < self._lease_ends
+        return self._held and not self._over and not self._stop.is_set() and _clock() < self._lease_ends
 
     def close(self) -> None:
-        """All that was asked for is written, or was given up with its error; the thread is gone."""
-        if self._thread is not None:
-            with self._closing:
-                self._closed = True
-                self._jobs.put(_Job(last=True))
-            self._thread.join()
+        """All that was asked for is written, or was given up with its error; the lease is not renewed any more."""
+        self._over = True
+        if self._held or not self._last.said:
+            self.do(lambda: None).result()  # wakes the thread, and comes after all else
 
     def _put(self, job: _Job) -> Answer[Any]:
-        self._start()
-        with self._closing:
-            self._jobs.put(job)
-            closed = self._closed
-        if closed:  # a thread of the body that outlives it books by itself what it did
-            self._jobs.put(_Job(last=True))
-            self._loop(self._jobs)
-        return job.answer
+        """Ask, and see to it that somebody serves.
 
-    def _start(self) -> None:
-        if self._thread is not None:
-            return
-        thread = threading.Thread(target=self._loop, args=(self._jobs,), name="runguard-writer", daemon=True)
-        try:
-            thread.start()
-        except BaseException:  # a signal hit the start: whether it runs or not, nobody will use this one, so it ends
-            self._jobs.put(_Job(last=True))
-            self._jobs = queue.SimpleQueue()
-            raise
-        self._thread = thread
+        A signal may hit between any two bytecodes here, and then a thread too many is started, or none until the next
+        question. So it is not the starter that says which thread serves but the thread, which no signal hits: the first
+        to take ``_serving`` does, any other ends at once. Only these threads take that lock, and nobody waits for it.
+        ``threading.Thread.start`` would wait for the thread under a lock that a signal can leave locked or released
+        twice; this start is one step. A thread of the body that outlives the body is served like anybody.
+        """
+        self._last = job.answer
+        self._jobs.put(job)
+        if not self._coming and not self._serving.locked():
+            try:
+                self._coming = True
+                _thread.start_new_thread(self._serve, ())
+            except BaseException:
+                self._coming = False
+                raise
+        return job.answer
 
     # -- on the thread -----------------------------------------------------------------------------------------------
 
-    def _loop(self, jobs: queue.SimpleQueue[_Job]) -> None:
+    def _serve(self) -> None:
+        """Answer until nothing is asked and no lease is held. Who asks looks after asking whether somebody comes or
+        serves, and this looks for questions after taking either back: no question falls between the two."""
+        self._coming = False
+        while not self._jobs.empty() and self._serving.acquire(blocking=False):
+            try:
+                self._loop()
+            finally:
+                self._serving.release()
+
+    def _loop(self) -> None:
         while True:
-            job = self._next(jobs, wait=True)
+            job = self._next(wait=self._held and not self._over)
             group: list[_Job] = []
             while job is not None and (job.outcome or job.intent):
                 group.append(job)
-                job = self._next(jobs, wait=False)
+                job = self._next(wait=False)
             if group:
                 self._write_group(group)
-            if job is None and not group:
-                self._renew()
-            elif job is not None and job.run is not None:
+            if job is not None and job.run is not None:
                 job.answer_with(job.run)
-            elif job is not None and job.last:
+            elif not group and self._held and not self._over:
+                self._renew()
+            elif not group:
                 return
 
-    def _next(self, jobs: queue.SimpleQueue[_Job], *, wait: bool) -> _Job | None:
+    def _next(self, *, wait: bool) -> _Job | None:
         """The next job; ``None`` when none is there, or when it is time to renew."""
         try:
-            if wait and self._held:
-                return jobs.get(timeout=max(0.001, self._renew_at - _clock()))
-            return jobs.get(block=wait)
+            return self._jobs.get(wait, max(0.001, self._renew_at - _clock()) if wait else None)
         except queue.Empty:
             return None
 
@@ -245,9 +251,9 @@ class Writer:
         sent = _clock()
         claim = self.ledger.claim(self.order, self.holder)
         if claim.verdict is Verdict.RUN:
-            self._grant = Grant(claim.identity, claim.record_id, claim.generation, claim.fence)
             if self.order.calls == "body" and not claim.reentered:
-                self._open.add("body")
+                self._open.add("body")  # before the grant: a signal between the two must not leave it out
+            self._grant = Grant(claim.identity, claim.record_id, claim.generation, claim.fence)
             self._believe(sent, claim.now, claim.until)
         return claim
 

@@ -1,7 +1,7 @@
 """One billing job, written twice: as people write it, and guarded. Everything else is the same in both.
 
-An invoice is the business key: that of the run's conf, else the run's date. ``books`` and ``patience`` in the conf are
-what two of the accidents need.
+An invoice is the business key: that of the run's conf, else the run's date. ``books``, ``patience`` and ``account`` in
+the conf are what some of the accidents need.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from airflow.sdk import dag, get_current_context, task
 from airflow_runguard import GuardContext, guarded_task
 
 VENDOR = os.environ["RUNGUARD_VENDOR_URL"]
+ACCOUNT = "{{ (dag_run.conf or {}).get('account') or 'shop' }}"
 INVOICE = "{{ (dag_run.conf or {}).get('invoice') or ds }}"
 RETRIES = {"retries": 2, "retry_delay": timedelta(seconds=8)}
 
@@ -62,7 +63,9 @@ def billing_plain():
 
 @billing
 def billing_guarded():
-    @guarded_task(key="invoice/{{ args.invoice }}", namespace="billing", lease=6, **RETRIES)
+    @guarded_task(
+        key="invoice/{{ args.invoice }}", namespace="billing", quota=ACCOUNT, lease=6, max_call_time=15, **RETRIES
+    )
     def charge(guard: GuardContext, invoice: str) -> str:
         paid = guard.call("charge", post_charge, vendor_key_as="idempotency_key", invoice=invoice)
         write_the_books(paid)

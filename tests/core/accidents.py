@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection
+from io import BytesIO
 from typing import Any, TypeVar
-
-import requests
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import NotApplied
@@ -23,13 +27,19 @@ DEADLINE = 30.0
 
 
 def charge(url: str, customer: str, key: str, timeout: float = 60.0) -> str:
-    """One paid request, without any retry of its own. Returns the charge's id."""
-    with requests.Session() as session:
-        session.trust_env = False
-        headers = {"Idempotency-Key": key}
-        answer = session.post(f"{url}/charges", json={"customer": customer}, headers=headers, timeout=timeout)
-    answer.raise_for_status()
-    return str(answer.json()["id"])
+    """One paid request, without any retry of its own. Returns the charge's id.
+
+    On a connection of its own, without a pool: an alarm in the main thread would leave a pool's lock locked for ever.
+    """
+    parts = urlsplit(url)
+    with closing(HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)) as connection:
+        headers = {"Idempotency-Key": key, "Content-Type": "application/json"}
+        connection.request("POST", "/charges", json.dumps({"customer": customer}), headers)
+        with connection.getresponse() as answer:
+            said = answer.read()
+    if answer.status >= 400:
+        raise HTTPError(f"{url}/charges", answer.status, answer.reason, answer.headers, BytesIO(said))
+    return str(json.loads(said)["id"])
 
 
 def look_up(vendor: VendorControl, customer: str) -> guard.Applied | NotApplied:

@@ -135,7 +135,8 @@ def test_p10_a_flushed_lease_is_taken_again_by_the_holder_that_the_ledger_stands
 ) -> None:
     what = engine.order("retaken")
     leases = Leases(client, ledger.installation)
-    assert leases.acquire(what.identity, "mine", 30.0)
+    leases.acquire(what.identity, "mine", 30.0)
+    assert client.command("GET", leases._key(what.identity)) == b"mine"
     client.command("FLUSHALL")
     leases.renew(what.identity, "mine", 30.0)
     assert client.command("GET", leases._key(what.identity)) == b"mine"

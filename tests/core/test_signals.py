@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from airflow_runguard.core import guard
+from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, State
+from airflow_runguard.core.writer import Answer, Writer, _Job
 from demo.vendor_control import VendorControl
 from tests.core.accidents import attempt, charge, record_of, until
 from tests.core.alarm_worker import CALLS, Alarm
-from tests.core.engine import identity, order
+from tests.core.engine import identity, order, work
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, Alarm, GeneratorExit])
@@ -110,6 +114,53 @@ def test_p03_r44_a_call_whose_booking_was_torn_is_not_made_again_by_a_body_that_
     assert how.message.startswith("In doubt")
     assert record_of(ledger, what).state is State.IN_DOUBT
     assert len(vendor_control.requests()) == 1
+
+
+@pytest.mark.parametrize("calls", ["body", "explicit"])
+def test_p04_r44_an_alarm_between_any_two_bytecodes_of_asking_the_writing_thread_leaves_the_truth(
+    calls: str, ledger_url: str, ledger: Ledger, vendor_control: VendorControl
+) -> None:
+    """Torn at the first bytecode, at the second, and so on, until a run comes through. None hangs."""
+    asking = {getattr(Writer, name).__code__ for name in ("claim", "_put", "do", "close")}
+    asking |= {Answer.result.__code__, Answer.__init__.__code__, _Job.__init__.__code__}
+
+    def body(context: guard.GuardContext) -> str:
+        pay = functools.partial(charge, vendor_control.url, what.identity.key)
+        return pay(context.idempotency_key) if calls == "body" else context.call("pay", pay, vendor_key_as="key")
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal left
+        if frame.f_code not in asking:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise Alarm
+        return trace
+
+    booked = Counter()
+    for number in itertools.count(1):
+        what, left = order(f"{calls}-{number}", calls=calls), number
+        sys.settrace(trace)
+        try:
+            how = guard.run(ledger, Leases(None, ledger.installation), work(what, body))
+        except Alarm:
+            how = None
+        finally:
+            sys.settrace(None)
+        record, paid = ledger.get(what.identity), vendor_control.charges(what.identity.key)
+        states = {call.state for call in ledger.calls(record.id)} if record else set()
+        if paid:
+            assert states <= {CallState.DONE, CallState.IN_DOUBT, CallState.STARTED}, (number, record)
+        else:
+            assert CallState.DONE not in states, (number, record)
+        booked[record and record.state] += 1
+        if left > 0:
+            break
+    assert isinstance(how, guard.Done)
+    assert number > 100
+    assert {State.PENDING, State.DONE} <= set(booked)
 
 
 def storm(ledger_url: str, ledger: Ledger, vendor: VendorControl, **plan: Any) -> None:

@@ -117,8 +117,8 @@ def test_a_wrong_option_or_value_is_refused_by_its_name(options, said):
 
 
 def test_an_unknown_option_of_the_decorator_is_refused_when_the_dag_is_parsed():
-    with pytest.raises(TypeError, match="on_dobut"):
-        guarded_task(on_dobut="ask")(pay)()
+    with pytest.raises(TypeError, match="colour"):
+        guarded_task(on_doubt="ask", colour="red")(pay)()
 
 
 def test_a_deferrable_request_is_made_by_the_worker():
@@ -194,3 +194,13 @@ def test_parsing_the_examples_opens_no_connection_and_gives_the_same_in_every_pr
     assert sorted(first) == ["billing_guarded", "mapped_invoices", "one_body", "payout_http_operator", "sql_effect"]
     assert first == second  # the order of keys is Airflow's own and does not count
     assert "0x" not in json.dumps(first)
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("on_dobut", "on_doubt"), ("namespce", "namespace"), ("quotas", "quota")])
+def test_a_misspelt_option_of_the_decorator_is_named_with_the_right_one(wrong: str, right: str) -> None:
+    with pytest.raises(PlanningError, match=f"option {wrong!r}.*Did you mean {right!r}?"):
+        guarded_task(**{wrong: "x"})
+
+
+def test_an_operators_own_option_is_none_of_the_guards() -> None:
+    guarded_task(key="k", pool="p", queue="q", retries=2, email="a@example.com")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import psycopg
     import sqlalchemy
 
-FUNCTION_FILES = ("rules.sql", "claim.sql", "write.sql", "people.sql")
+FUNCTION_FILES = ("rules.sql", "gates.sql", "claim.sql", "write.sql", "people.sql", "watch.sql")
 """In order of installation; ``tables.sql`` belongs to the first migration."""
 
 

@@ -69,26 +69,9 @@ begin
     end if;
 end $$;
 
--- The common answer to a rerun, by a plain look: done, readable, asked for with the payload that it was done with. No row
--- means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
-create or replace function runguard.replay(
-    p_deployment text, p_namespace text, p_key text, p_payload_version smallint, p_payload_digest text
-) returns table (now timestamptz, record_id bigint, generation integer, fence bigint, store_result text, result bytea,
-                 result_missing text) language plpgsql stable as $$
-#variable_conflict use_column
-declare
-    r runguard.record;
-begin
-    select * into r from runguard.record k
-     where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key;
-    if r.state = 'done' and r.payload_digest = p_payload_digest and r.payload_version = p_payload_version
-       and runguard.broken(r) = '' then
-        return query select clock_timestamp(), r.id, r.generation, r.fence, r.store_result, r.result, r.result_missing;
-    end if;
-end $$;
-
--- The claim. Refusals and replays come from the plain look at the row: they write and lock nothing. A grant is decided
--- again on the newest row under its lock. 'again' never leaves this function: a lost race is looked at anew.
+-- The claim. A key that is new is entered by one statement, which finds nothing to do in any other case. Refusals and
+-- replays come from the plain look at the row: they write and lock nothing. A grant is decided again on the newest row
+-- under its lock. 'again' never leaves this function: a lost race is looked at anew.
 create or replace function runguard.claim(
     p_deployment text, p_namespace text, p_key text,
     p_payload_version smallint, p_payload_digest text, p_payload_fields text, p_payload_readable text,
@@ -96,6 +79,8 @@ create or replace function runguard.claim(
     p_nonce text, p_ti_id text, p_dag_id text, p_task_id text, p_run_id text, p_try_number integer, p_map_index integer,
     p_host text, p_pid integer, p_actor text, p_run_at timestamptz,
     p_lease interval, p_max_hold interval, p_max_claims integer, p_max_call_time interval, p_key_lifetime interval,
+    p_gate text, p_rate double precision, p_max_pauses integer, p_max_pause interval,
+    p_partition text, p_amount numeric, p_currency text,
     out verdict text, out reason text, out now timestamptz, out record_id bigint, out generation integer,
     out fence bigint, out attempt integer, out until timestamptz, out holder text, out store_result text,
     out result bytea, out result_missing text, out payload_fields text, out reentered boolean
@@ -111,16 +96,58 @@ declare
     reenters boolean;
     expired  boolean;
     resend   boolean;
+    frozen   text;
+    v_slot   timestamptz;
 begin
-    perform runguard.pin();
-    select * into strict m from runguard.meta;
-    reason := runguard.lost_time(m);
-    if reason <> '' then
-        verdict := 'lost_time';
-        now := clock_timestamp();
-        return;
-    end if;
     loop
+        if r.id is null then
+            with entry as (
+                insert into runguard.record as k (deployment, namespace, key, state, fence, claims, open_calls,
+                    nonce, ti_id, dag_id, task_id, run_id, try_number, map_index, host, pid,
+                    claimed_at, lease_until, hold_until, no_later_than, first_intent_at, calls, on_doubt,
+                    payload_version, payload_digest, payload_fields, payload_readable, store_result,
+                    gate, gate_epoch, partition, amount, currency, digest)
+                select p_deployment, p_namespace, p_key, 'running', 1, 1, (p_calls = 'body')::int,
+                       p_nonce, p_ti_id, p_dag_id, p_task_id, p_run_id, p_try_number, p_map_index, p_host, p_pid,
+                       t.at, t.at + least(p_lease, p_max_hold), t.at + p_max_hold,
+                       case when p_calls = 'body' then t.at + p_max_call_time end, case when p_calls = 'body' then t.at end,
+                       p_calls, p_on_doubt,
+                       p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result,
+                       p_gate, case when p_gate is not null then runguard.gate_epoch(p_deployment, p_gate) end,
+                       p_partition, p_amount, p_currency, ''
+                  from runguard.meta m, (select clock_timestamp() as at) t
+                 where not exists (select from runguard.record x
+                                    where x.deployment = p_deployment and x.namespace = p_namespace and x.key = p_key)
+                   and current_setting('transaction_isolation') = 'read committed' and runguard.lost_time(m) = ''
+                   and (m.unknown_before is null or p_run_at >= m.unknown_before)
+                   and (m.freezes = 0 or runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) is null)
+                   and (p_gate is null or runguard.gate_until(p_deployment, p_gate) is null)
+                   and runguard.opened()
+                on conflict do nothing returning k.id, k.claimed_at, k.lease_until),
+            started as (
+                insert into runguard.call (record_id, generation, name, state, fence, intent_at, no_later_than, first_intent_at)
+                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at
+                  from entry e where p_calls = 'body'),
+            told as (
+                insert into runguard.event (record_id, generation, fence, kind, actor)
+                select e.id, 1, 1, 'claimed', p_actor from entry e)
+            select 'run', e.claimed_at, e.id, 1, 1, case when p_calls = 'body' then 1 end, e.lease_until, false
+              into verdict, now, record_id, generation, fence, attempt, until, reentered from entry e;
+            if found then
+                return;
+            end if;
+        end if;
+        if r.id is null then                    -- also each time that somebody else's claim came to nothing
+            perform runguard.pin();
+            select * into strict m from runguard.meta;
+            reason := runguard.lost_time(m);
+            if reason <> '' then
+                verdict := 'lost_time';
+                now := clock_timestamp();
+                return;
+            end if;
+            frozen := case when m.freezes > 0 then runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) end;
+        end if;
         if locked then
             select * into r from runguard.record k
              where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
@@ -130,44 +157,34 @@ begin
         end if;
         now := clock_timestamp();
 
-        if not found then
+        if r.id is null and coalesce(p_run_at, '-infinity') < m.unknown_before then
+            -- Absent, but the ledger lost the time in which it may have been done.
             perform runguard.open_for_writing();
-            if coalesce(p_run_at, '-infinity') < m.unknown_before then
-                -- Absent, but the ledger lost the time in which it may have been done.
-                insert into runguard.record (deployment, namespace, key, state, effect, failure_class, first_unknown_at,
-                    needs_person, calls, on_doubt, payload_version, payload_digest, payload_fields, payload_readable,
-                    store_result, dag_id, task_id, run_id, error, digest)
-                values (p_deployment, p_namespace, p_key, 'in_doubt', 'unknown', 'unknown', clock_timestamp(),
-                    true, p_calls, p_on_doubt, p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable,
-                    p_store_result, p_dag_id, p_task_id, p_run_id,
-                    'the ledger lost the time in which this may have been done', '')
-                on conflict do nothing returning * into r;
-                if found then
-                    perform runguard.book(r, 'in_doubt', p_actor, r.error);
-                end if;
-                continue;
-            end if;
-            insert into runguard.record (deployment, namespace, key, state, fence, claims, open_calls,
-                nonce, ti_id, dag_id, task_id, run_id, try_number, map_index, host, pid,
-                claimed_at, lease_until, hold_until, no_later_than, first_intent_at, calls, on_doubt,
-                payload_version, payload_digest, payload_fields, payload_readable, store_result, digest)
-            values (p_deployment, p_namespace, p_key, 'running', 1, 1, (p_calls = 'body')::int,
-                p_nonce, p_ti_id, p_dag_id, p_task_id, p_run_id, p_try_number, p_map_index, p_host, p_pid,
-                now, now + least(p_lease, p_max_hold), now + p_max_hold,
-                case when p_calls = 'body' then now + p_max_call_time end, case when p_calls = 'body' then now end,
-                p_calls, p_on_doubt,
-                p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, '')
+            insert into runguard.record (deployment, namespace, key, state, effect, failure_class, first_unknown_at,
+                needs_person, calls, on_doubt, payload_version, payload_digest, payload_fields, payload_readable,
+                store_result, dag_id, task_id, run_id, error, digest)
+            values (p_deployment, p_namespace, p_key, 'in_doubt', 'unknown', 'unknown', clock_timestamp(),
+                true, p_calls, p_on_doubt, p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable,
+                p_store_result, p_dag_id, p_task_id, p_run_id,
+                'the ledger lost the time in which this may have been done', '')
             on conflict do nothing returning * into r;
-            if not found then
-                continue;                       -- somebody was first: look at what they wrote
+            if found then
+                perform runguard.book(r, 'in_doubt', p_actor, r.error);
             end if;
-            verdict := 'run';
-            if p_calls = 'body' then
-                select * into s from runguard.start_call(r, 'body', null, p_max_call_time, null);
-                c := s.c;
+            continue;
+        elsif r.id is null then
+            if frozen is not null or runguard.gate_until(p_deployment, p_gate) is not null then
+                -- It may not begin now, but its line does, so that it waits in the open.
+                perform runguard.open_for_writing();
+                insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version,
+                    payload_digest, payload_fields, payload_readable, store_result, ti_id, dag_id, task_id, run_id,
+                    try_number, map_index, gate, partition, amount, currency, digest)
+                values (p_deployment, p_namespace, p_key, 'pending', p_calls, p_on_doubt, p_payload_version,
+                    p_payload_digest, p_payload_fields, p_payload_readable, p_store_result, p_ti_id, p_dag_id, p_task_id,
+                    p_run_id, p_try_number, p_map_index, p_gate, p_partition, p_amount, p_currency, '')
+                on conflict do nothing returning * into r;
             end if;
-            perform runguard.book(r, 'claimed', p_actor);
-            exit;
+            continue;
         end if;
 
         reason := runguard.broken(r);
@@ -186,6 +203,7 @@ begin
 
         reenters := false;
         expired := false;
+        v_slot := null;
         resend := false;
         verdict := null;
         if r.state = 'done' and r.payload_accepted and r.payload_digest <> p_payload_digest and locked then
@@ -229,6 +247,10 @@ begin
                 holder := runguard.holder_of(r);
             end if;
         end if;
+        if verdict is null and frozen is not null and not reenters then
+            verdict := 'frozen';
+            reason := frozen;
+        end if;
         exit when verdict is not null;
         if not locked then
             locked := true;                     -- it looks claimable: decide again on the newest row
@@ -254,6 +276,27 @@ begin
                   and (k.state in ('started', 'done', 'in_doubt') or k.effect = 'applied')) then
             verdict := 'refused';               -- cut into other calls than before: it would repeat what they have done
             reason := 'calls';
+            exit;
+        elsif not reenters then
+            v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.state = 'paused');
+        end if;
+        if v_slot is not null then              -- its gate is closed, or others are waiting before it
+            if r.state in ('in_doubt', 'running') then
+                verdict := 'paused';            -- what is unknown stays where it is; the caller waits
+            elsif runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
+                r := runguard.spend(r, p_actor, runguard.why_closed(p_deployment, p_gate));
+                verdict := 'refused';
+                reason := 'pauses';
+            else
+                update runguard.record k set state = 'paused', resume_at = v_slot, failure_class = 'quota',
+                       effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
+                       ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id, try_number = p_try_number,
+                       map_index = p_map_index, gate = p_gate, error = runguard.why_closed(p_deployment, p_gate)
+                 where k.id = r.id returning * into r;
+                perform runguard.book(r, 'paused', p_actor, r.error);
+                verdict := 'paused';
+            end if;
+            until := v_slot;
             exit;
         elsif not reenters and r.claims >= p_max_claims then
             if r.state = 'in_doubt' then
@@ -292,6 +335,8 @@ begin
                calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
                payload_version = p_payload_version, payload_digest = p_payload_digest,
                payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false,
+               gate = p_gate, gate_epoch = runguard.gate_epoch(p_deployment, p_gate),
+               partition = p_partition, amount = p_amount, currency = p_currency,
                open_calls = case when reenters then k.open_calls when p_calls = 'body' then 1 else 0 end,
                no_later_than = case when p_calls = 'body' then greatest(k.no_later_than, now + p_max_call_time)
                                     else k.no_later_than end,

@@ -118,7 +118,7 @@ begin
     end if;
     old := r;
     update runguard.record set state = 'pending', generation = generation + 1, failure_class = null, effect = null,
-           completeness = 'none', needs_person = false, claims = 0, pauses = 0, late_applied = 0, first_intent_at = null,
+           completeness = 'none', needs_person = false, claims = 0, pauses = 0, paused_since = null, late_applied = 0, first_intent_at = null,
            first_unknown_at = null, no_later_than = null, resume_at = null, finished_at = null, result = null,
            result_digest = null, result_missing = null, error = '', evidence = '', payload_accepted = false
      where id = r.id returning * into r;
@@ -232,6 +232,61 @@ begin
        and c.state in ('pending', 'failed', 'paused') and c.effect = 'not_applied';
     update runguard.record set payload_accepted = true where id = r.id returning * into r;
     perform runguard.book(r, 'payload_accepted', p_actor, p_reason);
+    return 'ok';
+end $$;
+
+-- Books work that was done by hand, outside of any task: the task then gives its result back and calls nothing. Also for
+-- a key that no task has claimed yet.
+create or replace function runguard.bypass(
+    p_deployment text, p_namespace text, p_key text, p_result bytea, p_reference text, p_actor text, p_reason text
+) returns text language plpgsql as $$
+declare
+    r runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version, payload_digest,
+        payload_fields, payload_readable, store_result, digest)
+    values (p_deployment, p_namespace, p_key, 'pending', 'body', 'ask', 0, '', '{}', '{}', 'all', '')
+    on conflict do nothing;
+    select * into r from runguard.record k
+     where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
+    if runguard.broken(r) <> '' then
+        return 'broken';
+    elsif r.state not in ('pending', 'paused', 'failed') or r.first_unknown_at is not null or runguard.any_call_done(r) then
+        return r.state;
+    end if;
+    update runguard.record set state = 'done', effect = 'applied', failure_class = null, needs_person = false,
+           resume_at = null, completeness = 'full', finished_at = clock_timestamp(), result = p_result,
+           result_digest = sha256(p_result), error = '', evidence = '', pauses = 0, paused_since = null,
+           result_missing = case when p_result is null then 'booked by hand without a result' end
+     where id = r.id returning * into r;
+    perform runguard.book(r, 'done_by_hand', p_actor, p_reason, json_build_object('reference', p_reference)::text);
+    return 'ok';
+end $$;
+
+-- One paused record goes on at once, if its gate lets it.
+create or replace function runguard.resume_now(p_record_id bigint, p_seen_fence bigint, p_actor text, p_reason text)
+returns text language plpgsql as $$
+declare
+    r runguard.record;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    if not found then
+        return 'missing';
+    elsif runguard.broken(r) <> '' then
+        return 'broken';
+    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
+        return 'moved';
+    elsif r.state <> 'paused' then
+        return 'not_paused';
+    end if;
+    update runguard.call c set resume_at = clock_timestamp()
+     where c.record_id = r.id and c.generation = r.generation and c.state = 'paused';
+    update runguard.record set resume_at = clock_timestamp() where id = r.id returning * into r;
+    perform runguard.book(r, 'resumed', p_actor, p_reason);
     return 'ok';
 end $$;
 

@@ -1,7 +1,13 @@
 -- The statements that Python sends. A block begins with `-- name:`; parameters are psycopg's %(name)s.
 
 -- name: replay
-select * from runguard.replay(%(deployment)s, %(namespace)s, %(key)s, %(payload_version)s::smallint, %(payload_digest)s)
+-- The common answer to a rerun, by a plain look: done, readable, asked for with the payload that it was done with. No row
+-- means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
+select clock_timestamp() as now, r.id as record_id, r.generation, r.fence, r.store_result, r.result, r.result_missing
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
+   and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
+   and runguard.broken(r) = ''
 
 -- name: claim
 select * from runguard.claim(
@@ -11,16 +17,19 @@ select * from runguard.claim(
     %(nonce)s, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(try_number)s::int, %(map_index)s::int,
     %(host)s, %(pid)s::int, %(actor)s, %(run_at)s::timestamptz,
     make_interval(secs => %(lease)s), make_interval(secs => %(max_hold)s), %(max_claims)s::int,
-    make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8))
+    make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
+    %(gate)s, %(rate)s, %(max_pauses)s::int, make_interval(secs => %(max_pause)s),
+    %(partition)s, %(amount)s::numeric, %(currency)s)
 
 -- name: write
 select * from runguard.write(
     %(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(nonce)s, make_interval(secs => %(lease)s),
-    %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
+    %(body_done)s, %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
     %(o_resume_after)s::float8[], %(o_error)s::text[], %(o_evidence)s::text[], %(o_result)s::bytea[], %(o_missing)s::text[],
     %(i_name)s::text[], %(i_intent)s::text[], make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(to)s, %(class)s, %(effect)s, %(needs_person)s::boolean, %(resume_after)s::float8,
-    %(result)s::bytea, %(missing)s, %(completeness)s, %(error)s, %(evidence)s, make_interval(secs => %(hand_over)s::float8))
+    %(result)s::bytea, %(missing)s, %(completeness)s, %(error)s, %(evidence)s, make_interval(secs => %(hand_over)s::float8),
+    %(rate)s, %(max_pauses)s::int, make_interval(secs => %(max_pause)s))
 
 -- name: sweep
 select * from runguard.sweep(%(actor)s, %(limit)s::int)
@@ -52,6 +61,79 @@ select runguard.confront(%(epoch)s::int, %(event_id)s::bigint, %(mark)s) as kept
 
 -- name: lose
 select runguard.lose(%(why)s)
+
+-- name: bypass
+select runguard.bypass(%(deployment)s, %(namespace)s, %(key)s, %(result)s::bytea, %(reference)s, %(actor)s, %(reason)s) as verdict
+
+-- name: resume_now
+select runguard.resume_now(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
+
+-- name: close_gate
+select runguard.close_gate(%(deployment)s, %(gate)s, %(until)s::timestamptz, %(rate)s, null, %(actor)s, %(reason)s) as verdict
+
+-- name: open_gate
+select runguard.open_gate(%(deployment)s, %(gate)s, %(default_rate)s, %(actor)s, %(reason)s) as verdict
+
+-- name: set_rate
+select runguard.set_rate(%(deployment)s, %(gate)s, %(rate)s::float8, %(default_rate)s, %(actor)s, %(reason)s) as verdict
+
+-- name: freeze
+select runguard.set_freeze(%(deployment)s, %(scope)s, %(value)s, %(actor)s, %(reason)s) as verdict
+
+-- name: thaw
+select runguard.thaw(%(deployment)s, %(scope)s, %(value)s, %(actor)s, %(reason)s) as verdict
+
+-- name: due
+select * from runguard.due(%(ids)s::bigint[]) as id
+
+-- name: watching
+select runguard.watching(%(name)s, %(waits)s::int)
+
+-- name: watched
+select count(*) > 0 as watched, coalesce(sum(w.waits), 0)::int as waits
+  from runguard.watcher w where w.at > clock_timestamp() - make_interval(secs => %(fresh)s)
+
+-- name: ask
+select runguard.ask(%(record_id)s, %(generation)s::int, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(actor)s)
+
+-- name: give_up_asking
+select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
+
+-- name: questions
+select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key, r.deployment
+  from runguard.question q join runguard.record r on r.id = q.record_id
+ where q.closed_at is null and r.deployment = %(deployment)s and (%(record_id)s::bigint is null or q.record_id = %(record_id)s)
+ order by q.at limit 1000
+
+-- name: close_question
+update runguard.question q set closed_at = clock_timestamp() where q.ti_id = %(ti_id)s returning q.ti_id
+
+-- name: tell
+select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s) as mine
+
+-- name: take_notices
+select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.state, r.error, r.amount, r.currency
+  from runguard.take_notices(%(deployment)s, %(actor)s, %(limit)s::int) n left join runguard.record r on r.id = n.record_id
+ order by n.id
+
+-- name: notice_sent
+select runguard.notice_sent(%(id)s, %(error)s)
+
+-- name: count_prevented
+select runguard.count_prevented(%(deployment)s, %(namespace)s)
+
+-- name: prevented
+select coalesce(sum(p.times), 0)::bigint as times from runguard.prevented p
+ where p.deployment = %(deployment)s and p.day >= current_date - %(days)s::int
+
+-- name: gates
+select g.*, clock_timestamp() as now,
+       (select count(*) from runguard.record r
+         where r.deployment = g.deployment and r.gate = g.name and r.state = 'paused') as waiting
+  from runguard.gate g where g.deployment = %(deployment)s and (%(gate)s::text is null or g.name = %(gate)s) order by g.name
+
+-- name: freezes
+select f.* from runguard.freeze f where f.deployment = %(deployment)s and (f.thawed_at is null or %(all)s) order by f.id desc
 
 -- name: meta
 select m.*, runguard.lost_time(m) as lost_time,

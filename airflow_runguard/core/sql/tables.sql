@@ -1,5 +1,5 @@
--- The ledger's tables. What must never be true of a line is a CHECK here; what must never happen to one is a trigger.
--- PostgreSQL reads every CHECK anew for every statement, so there are as few as say it all.
+-- The ledger's tables. What must never be true of a line, or happen to it, a trigger refuses (rules.sql): PostgreSQL
+-- parses a CHECK anew for every statement, and these would cost a fifth of a guarded call.
 -- Times are the database's clock_timestamp(), never a worker's; now() stands still while a statement waits for a lock.
 
 create schema if not exists runguard;
@@ -15,6 +15,7 @@ create table runguard.meta (
     database_oid      bigint not null,
     epoch             integer not null default 1,                   -- rises when a person acknowledges lost time
     lost              text,                                         -- why time is known to be lost; null = it is not
+    freezes           integer not null default 0,                   -- in force (see freeze); 0 spares every claim the look
     unknown_before    timestamptz                                   -- absent keys of runs older than this are in doubt
 );
 
@@ -39,6 +40,7 @@ create table runguard.record (
     fence            bigint not null default 0,
     claims           integer not null default 0,                            -- since the last booked outcome
     pauses           integer not null default 0,                            -- since the last progress
+    paused_since     timestamptz,                                           -- the first of these pauses
     open_calls       integer not null default 0,
     late_applied     integer not null default 0,                            -- "applied" reported by stale holders
     -- the holder, or the last one
@@ -57,6 +59,8 @@ create table runguard.record (
     hold_until       timestamptz,                           -- max_hold: no renewal reaches beyond it
     no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
     resume_at        timestamptz,
+    gate             varchar(512),                          -- the vendor allowance that it asks before each call
+    gate_epoch       integer,                               -- of the gate as the last intent saw it
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
     first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
     -- the order
@@ -67,6 +71,10 @@ create table runguard.record (
     payload_fields   text not null,                         -- JSON: field -> digest
     payload_readable text not null,                         -- JSON: what a person or a reconciler can look up by
     payload_accepted boolean not null default false,        -- a person lets the next claim bring another payload
+    partition        text,                                  -- of Airflow's run: date or key
+    amount           numeric,                               -- what is at stake, where the author says so
+    currency         text,
+    progress         text not null default '{}',            -- JSON: how far a batch is
     -- the result
     store_result     text not null,
     result           bytea,
@@ -80,37 +88,18 @@ create table runguard.record (
     row_version      smallint not null default 1,
     digest_version   smallint not null default 1,
     digest           bytea not null,
-    unique (deployment, namespace, key),
-    constraint words check (state in ('pending', 'running', 'done', 'failed', 'paused', 'in_doubt')
-        and failure_class in ('timeout', 'quota', 'validation', 'processing', 'planning', 'unknown')
-        and effect in ('not_applied', 'unknown', 'applied') and completeness in ('full', 'partial', 'none')
-        and calls in ('body', 'explicit') and on_doubt in ('ask', 'replay', 'reconcile')
-        and store_result in ('all', 'digest', 'none')),
-    constraint running_has_a_holder_and_a_lease check
-        ((state = 'running') = (lease_until is not null) and (state <> 'running' or (nonce is not null and fence > 0))),
-    constraint open_calls_are_dated_and_have_a_caller check (open_calls >= 0
-        and (open_calls = 0 or (no_later_than is not null and state in ('running', 'in_doubt')))),
-    constraint done_is_applied_and_says_its_result check (case when state = 'done'
-        then finished_at is not null and completeness <> 'none' and effect = 'applied' and failure_class is null
-             and (store_result = 'none' or result_digest is not null or result_missing is not null)
-        else finished_at is null and completeness = 'none' end),
-    constraint results_have_a_digest check (result is null or result_digest is not null),
-    constraint trouble_says_why_and_until_when check (case state
-        when 'failed' then failure_class is not null and effect is not null
-        when 'paused' then resume_at is not null
-        when 'in_doubt' then first_unknown_at is not null and effect is not distinct from 'unknown'
-        else true end),
-    constraint only_trouble_needs_a_person check (not needs_person or state in ('failed', 'in_doubt'))
+    unique (deployment, namespace, key)
 ) with (fillfactor = 70);
 
 -- Everything that may need somebody; renewals of a lease stay out of the index.
 create index record_unfinished on runguard.record (state, id) where state <> 'done';
+create index record_waits_at on runguard.record (deployment, gate, resume_at) where state = 'paused';
 
 create table runguard.call (
     record_id        bigint not null,
     generation       integer not null,
     name             varchar(512) not null,
-    state            text not null check (state in ('pending', 'started', 'done', 'failed', 'paused', 'in_doubt')),
+    state            text not null,
     attempt          integer not null default 1,            -- of the vendor key
     fence            bigint not null,
     intent           text,                                  -- JSON: readable arguments
@@ -130,9 +119,7 @@ create table runguard.call (
     result           bytea,
     result_digest    bytea,
     result_missing   text,
-    primary key (record_id, generation, name),
-    constraint doubt_has_a_beginning check (state <> 'in_doubt' or first_unknown_at is not null),
-    constraint started_is_dated check (state <> 'started' or (intent_at is not null and no_later_than is not null))
+    primary key (record_id, generation, name)
 ) with (fillfactor = 70);
 
 -- Append-only: what happened, when, by whom, why.
@@ -149,6 +136,83 @@ create table runguard.event (
     mark       text                                         -- the holder's nonce: tells events of one number apart (P14)
 );
 create index event_of_record on runguard.event (record_id, id);
+
+-- One allowance of one vendor, shared by all tasks that name it (quota=). Closed until a time; those that wait are let
+-- through one by one, each at the slot that it reserved.
+create table runguard.gate (
+    deployment   text not null,
+    name         varchar(512) not null,
+    epoch        integer not null default 1,                -- rises when a person opens it: an older answer closes nothing
+    closed_until timestamptz not null default '-infinity',
+    next_slot    timestamptz not null default '-infinity',  -- the last slot that was given away
+    rate         double precision check (rate > 0),         -- slots a second; null = [runguard] resume_rate
+    why          text not null default '',
+    actor        text not null default '',
+    updated_at   timestamptz not null default clock_timestamp(),
+    primary key (deployment, name)
+);
+
+-- No new call starts in its scope until it is thawed. Its line stays as history.
+create table runguard.freeze (
+    id          bigint generated always as identity primary key,
+    deployment  text not null,
+    scope       text not null check (scope in ('all', 'dag_id', 'namespace', 'key_prefix')),
+    value       text not null default '',
+    at          timestamptz not null default clock_timestamp(),
+    actor       text not null,
+    reason      text not null,
+    thawed_at   timestamptz,
+    thawed_by   text,
+    thaw_reason text
+);
+create unique index freeze_in_force on runguard.freeze (deployment, scope, value) where thawed_at is null;
+
+-- What people are to be told, booked with the change that it tells of; sent once, by whoever takes it first.
+create table runguard.notice (
+    id         bigint generated always as identity primary key,
+    deployment text not null,
+    record_id  bigint not null default 0,                   -- 0 = about the ledger itself
+    generation bigint not null default 0,                   -- of the record; of the ledger: the event's number
+    kind       text not null,
+    at         timestamptz not null default clock_timestamp(),
+    reason     text not null default '',
+    taken_at   timestamptz,
+    taken_by   text,
+    sent_at    timestamptz,
+    error      text,                                        -- why it could not be sent
+    unique (record_id, generation, kind)
+);
+create index notice_unsent on runguard.notice (id) where sent_at is null;
+
+-- A task that is parked in Airflow with a form about a record in doubt.
+create table runguard.question (
+    ti_id      text primary key,
+    record_id  bigint not null,
+    generation integer not null,
+    dag_id     text not null,
+    task_id    text not null,
+    run_id     text not null,
+    map_index  integer not null,
+    at         timestamptz not null default clock_timestamp(),
+    closed_at  timestamptz
+);
+create index question_open on runguard.question (record_id) where closed_at is null;
+
+-- Triggerers that watch this ledger, so that a task knows whether somebody would wake it.
+create table runguard.watcher (
+    name       text primary key,
+    at         timestamptz not null,
+    waits      integer not null default 0
+);
+
+-- How often a stored result was given back instead of calling again. A count for people; no promise hangs on it.
+create table runguard.prevented (
+    deployment text not null,
+    namespace  varchar(512) not null,
+    day        date not null,
+    times      bigint not null default 1,
+    primary key (deployment, namespace, day)
+);
 
 create function runguard.refuse_change() returns trigger language plpgsql as $$
 begin

@@ -2,8 +2,13 @@
 -- book intents, settle, hand over. All of it hangs on the record's row, locked first; whether a call is open stands on
 -- that row. Repeating it after a lost answer changes nothing.
 --
--- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease)
--- and one of kind 'intent' for each intent (verdict: run | replay | in_doubt | paused | failed | open | lost).
+-- p_body_done: the settlement speaks also for the call 'body', with the same result. Where nothing is unusual (still the
+-- holder, nothing unknown, no late outcome) one statement does it, decided on the record's row like everything here, and
+-- says what the long way says; in any other case it finds no row and the long way decides.
+--
+-- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
+-- when a paused one resumes) and one of kind 'intent' for each intent (verdict: run | replay | in_doubt | paused | gated |
+-- frozen | failed | open | lost).
 
 -- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", a record
 -- that would be run again goes (back) to in_doubt, and a running later holder is told before its next call.
@@ -52,11 +57,12 @@ $$;
 
 create or replace function runguard.write(
     p_record_id bigint, p_generation integer, p_fence bigint, p_actor text, p_nonce text, p_lease interval,
-    p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
+    p_body_done boolean, p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
     p_o_resume_after double precision[], p_o_error text[], p_o_evidence text[], p_o_result bytea[], p_o_missing text[],
     p_i_name text[], p_i_intent text[], p_max_call_time interval, p_key_lifetime interval,
     p_to text, p_class text, p_effect text, p_needs_person boolean, p_resume_after double precision,
-    p_result bytea, p_missing text, p_completeness text, p_error text, p_evidence text, p_hand_over interval
+    p_result bytea, p_missing text, p_completeness text, p_error text, p_evidence text, p_hand_over interval,
+    p_rate double precision, p_max_pauses integer, p_max_pause interval
 ) returns table (
     kind text, name text, verdict text, state text, attempt integer, at timestamptz, until timestamptz,
     result bytea, result_missing text, error text, event_id bigint
@@ -78,8 +84,53 @@ declare
     v_what   text;
     target   text;
     v_event  bigint;
+    v_until  timestamptz;
+    v_spent  boolean := false;
+    v_progress boolean := false;
+    v_frozen text;
     i        integer;
 begin
+    if p_body_done then
+        return query
+        with k as (
+            update runguard.record k set state = 'done', effect = 'applied', completeness = coalesce(p_completeness, 'full'),
+                   finished_at = t.at, lease_until = null, hold_until = null, handed_over = false,
+                   open_calls = 0, no_later_than = null, claims = 0, pauses = 0, paused_since = null,
+                   failure_class = null, needs_person = false, resume_at = null,
+                   result = case when k.store_result = 'all' then p_result end,
+                   result_digest = case when k.store_result <> 'none' then sha256(p_result) end,
+                   result_missing = p_missing, error = coalesce(p_error, ''), evidence = coalesce(p_evidence, '')
+              from (select clock_timestamp() as at) t
+             where k.id = p_record_id and k.generation = p_generation and k.fence = p_fence and k.nonce = p_nonce
+               and k.state = 'running' and k.open_calls = 1 and k.late_applied = 0 and k.first_unknown_at is null
+               and exists (select from runguard.call c
+                            where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'
+                              and c.state = 'started' and c.fence = p_fence)
+               and current_setting('transaction_isolation') = 'read committed' and runguard.broken(k) = ''
+               and runguard.opened()
+            returning k.finished_at, k.error, k.evidence, k.result, k.result_digest, k.result_missing),
+        c as (
+            update runguard.call c set state = 'done', effect = 'applied', outcome_at = k.finished_at, failure_class = null,
+                   first_unknown_at = null, same_again = false, final = false, resume_at = null, error = k.error,
+                   evidence = k.evidence, result = k.result, result_digest = k.result_digest, result_missing = k.result_missing
+              from k where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'),
+        e as (
+            insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail, mark)
+            select p_record_id, p_generation, p_fence, 'done', p_actor, k.error, json_build_object('evidence', k.evidence)::text, p_nonce
+              from k returning id)
+        select 'record', '', 'ok', 'done', null::integer, k.finished_at, null::timestamptz, null::bytea, null::text, k.error, e.id
+          from k, e;
+        if found then
+            return;
+        end if;
+        p_o_name := array['body'];
+        p_o_state := array['done'];
+        p_o_effect := array['applied'];
+        p_o_error := array[p_error];
+        p_o_evidence := array[p_evidence];
+        p_o_result := array[p_result];
+        p_o_missing := array[p_missing];
+    end if;
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
@@ -128,6 +179,11 @@ begin
              where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
             closed := closed + 1;
             booked := true;
+            v_progress := v_progress or v_state = 'done';
+            if v_state = 'paused' and r.gate is not null then
+                perform runguard.close_gate(r.deployment, r.gate, v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)),
+                                            p_rate, r.gate_epoch, p_actor, coalesce(p_o_error[i], ''));
+            end if;
             if p_to is null or p_o_name[i] <> 'body' then
                 v_event := runguard.book(r, 'answered', p_actor, coalesce(p_o_error[i], ''), json_build_object(
                     'call', p_o_name[i], 'state', v_state, 'evidence', v_said || coalesce(p_o_evidence[i], ''))::text, p_nonce);
@@ -143,7 +199,17 @@ begin
         v_said := 'lost';
         if live and v_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
             v_said := 'in_doubt';
-            if r.late_applied = 0 then
+            c := null;
+            v_frozen := runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key);
+            v_until := runguard.gate_until(r.deployment, r.gate, true);
+            if v_frozen is not null then
+                v_said := 'frozen';
+                c.error := v_frozen;
+            elsif v_until is not null then
+                v_said := 'gated';
+                c.resume_at := v_until;
+                c.error := runguard.why_closed(r.deployment, r.gate);
+            elsif r.late_applied = 0 then
                 select * into s from runguard.start_call(r, p_i_name[i], p_i_intent[i], p_max_call_time, p_key_lifetime);
                 v_said := s.verdict;
                 c := s.c;
@@ -157,7 +223,7 @@ begin
             end if;
         end if;
         return query select 'intent', p_i_name[i], v_said, c.state, c.attempt, v_now,
-            case when c.state = 'paused' then c.resume_at else c.no_later_than end, c.result, c.result_missing, c.error, null::bigint;
+            case when v_said in ('paused', 'gated') then c.resume_at else c.no_later_than end, c.result, c.result_missing, c.error, null::bigint;
     end loop;
 
     target := r.state;
@@ -172,27 +238,37 @@ begin
     end if;
 
     if target <> r.state or (mine and p_to is not null and (booked or not (r.state = 'in_doubt' and target = 'in_doubt'))) then
+        if target = 'paused' then
+            v_until := greatest(v_now + make_interval(secs => coalesce(p_resume_after, 0)),
+                                runguard.reserve(r.deployment, r.gate, p_rate));
+            v_spent := runguard.pauses_are_spent(r, v_until, p_max_pauses, p_max_pause);
+            target := case when v_spent then 'failed' else target end;
+        end if;
         v_what := case target when 'pending' then 'released' else target end;
         update runguard.record k set state = target, lease_until = null, hold_until = null, handed_over = false,
                open_calls = case when target = 'in_doubt' then k.open_calls - closed + opened else 0 end,
                no_later_than = case when target = 'in_doubt' then k.no_later_than end,
-               claims = 0, pauses = case target when 'paused' then k.pauses + 1 when 'done' then 0 else k.pauses end,
+               claims = 0, pauses = case target when 'paused' then k.pauses + 1 when 'in_doubt' then k.pauses
+                                                when 'pending' then k.pauses else 0 end,
+               paused_since = case target when 'paused' then coalesce(k.paused_since, v_now) when 'in_doubt' then k.paused_since
+                                          when 'pending' then k.paused_since end,
                failure_class = case target when 'done' then null when 'pending' then null
                                            when 'in_doubt' then coalesce(p_class, 'unknown') else p_class end,
                effect = case target when 'done' then 'applied' when 'pending' then null
                                     when 'in_doubt' then 'unknown' else p_effect end,
                first_unknown_at = case when target = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
-               needs_person = case target when 'failed' then coalesce(p_needs_person, false)
+               needs_person = case target when 'failed' then coalesce(p_needs_person, false) or v_spent
                                           when 'in_doubt' then k.on_doubt = 'ask' else false end,
-               resume_at = case when target = 'paused' then v_now + make_interval(secs => coalesce(p_resume_after, 0)) end,
+               resume_at = case when target = 'paused' then v_until end,
                completeness = case when target = 'done' then coalesce(p_completeness, 'full') else 'none' end,
                finished_at = case when target = 'done' then v_now end,
                result = case when target = 'done' and k.store_result = 'all' then p_result end,
                result_digest = case when target = 'done' and k.store_result <> 'none' then sha256(p_result) end,
                result_missing = case when target = 'done' then p_missing end,
-               error = coalesce(p_error, ''), evidence = coalesce(p_evidence, '')
+               error = case when v_spent then runguard.pauses_spent_says(k) || coalesce(p_error, '') else coalesce(p_error, '') end,
+               evidence = coalesce(p_evidence, '')
          where k.id = r.id returning * into r;
-        v_event := runguard.book(r, v_what, p_actor, coalesce(p_error, ''),
+        v_event := runguard.book(r, v_what, p_actor, r.error,
                                  json_build_object('evidence', coalesce(p_evidence, ''))::text, p_nonce);
         v_said := 'ok';
     elsif live then
@@ -204,6 +280,9 @@ begin
                no_later_than = case when k.open_calls - closed + opened > 0     -- it lives, so it may still send
                                     then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
+               gate_epoch = case when opened > 0 then runguard.gate_epoch(k.deployment, k.gate) else k.gate_epoch end,
+               pauses = case when v_progress then 0 else k.pauses end,
+               paused_since = case when v_progress then null else k.paused_since end,
                first_unknown_at = case when not booked or k.late_applied > 0 then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
                      where x.record_id = k.id and x.generation = k.generation and x.state in ('started', 'in_doubt')) end
@@ -220,7 +299,7 @@ begin
                        when p_to is not null and r.state = p_to and r.fence = p_fence and r.generation = p_generation then 'ok'
                        else 'lost' end;
     end if;
-    return query select 'record', '', v_said, r.state, null::integer, v_now, r.lease_until, null::bytea, null::text, r.error, v_event;
+    return query select 'record', '', v_said, r.state, null::integer, v_now, coalesce(r.lease_until, r.resume_at), null::bytea, null::text, r.error, v_event;
 end $$;
 
 -- Settles what died without waiting for the next claim: an open or doubtful call -> in_doubt, nothing called -> pending.

@@ -1,0 +1,213 @@
+-- Gates, pauses and freezes (P6, P12, P13): what keeps a call from starting although its record is free. All of it is
+-- looked at in the statement that books the intent, so there is no cache that could lie.
+
+-- Until when a task may not call through this gate (null = it may). Who has not waited yet (p_waited = false) also
+-- stands behind those who have a slot.
+create or replace function runguard.gate_until(p_deployment text, p_gate text, p_waited boolean default false)
+returns timestamptz language plpgsql as $$
+declare
+    g runguard.gate;
+begin
+    if p_gate is null then
+        return null;
+    end if;
+    select * into g from runguard.gate k where k.deployment = p_deployment and k.name = p_gate;
+    return case when g.closed_until > clock_timestamp() then g.closed_until
+                when not p_waited and g.next_slot > clock_timestamp() then g.next_slot end;
+end $$;
+
+create or replace function runguard.gate_epoch(p_deployment text, p_gate text) returns integer language plpgsql as $$
+begin
+    if p_gate is null then
+        return null;
+    end if;
+    return coalesce((select g.epoch from runguard.gate g where g.deployment = p_deployment and g.name = p_gate), 1);
+end $$;
+
+create or replace function runguard.why_closed(p_deployment text, p_gate text) returns text language sql as $$
+    select case when g.closed_until > clock_timestamp()
+        then format('gate %s is closed until %s: %s', g.name, case when isfinite(g.closed_until)
+                    then to_char(g.closed_until at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
+                    else 'a person opens it' end, g.why)
+        else format('gate %s lets those through first that waited', g.name) end
+      from runguard.gate g where g.deployment = p_deployment and g.name = p_gate
+$$;
+
+-- The next free slot behind the gate's end. No task probes: each comes back at a time of its own.
+create or replace function runguard.reserve(p_deployment text, p_gate text, p_rate double precision) returns timestamptz
+language sql as $$
+    update runguard.gate g set next_slot = greatest(g.next_slot, g.closed_until, clock_timestamp())
+                                           + make_interval(secs => 1 / coalesce(g.rate, p_rate))
+     where g.deployment = p_deployment and g.name = p_gate returning g.next_slot
+$$;
+
+-- Null = go; else the slot at which to come back.
+create or replace function runguard.turn(p_deployment text, p_gate text, p_rate double precision, p_waited boolean)
+returns timestamptz language plpgsql as $$
+begin
+    if runguard.gate_until(p_deployment, p_gate, p_waited) is null then
+        return null;
+    end if;
+    return runguard.reserve(p_deployment, p_gate, p_rate);
+end $$;
+
+-- Gives those who wait new slots, in the order of their old ones. Whoever is being claimed at this moment asks anew.
+create or replace function runguard.respace(p_deployment text, p_gate text, p_from timestamptz, p_rate double precision)
+returns void language plpgsql as $$
+declare
+    v_step interval := make_interval(secs => 1 / p_rate);
+    v_last timestamptz;
+begin
+    with waiting as (
+        select k.id from runguard.record k
+         where k.deployment = p_deployment and k.gate = p_gate and k.state = 'paused'
+         order by k.resume_at, k.id for update skip locked
+    ), spaced as (
+        select w.id, p_from + v_step * row_number() over () as slot from waiting w
+    ), moved as (
+        update runguard.record k set resume_at = s.slot from spaced s where k.id = s.id returning k.resume_at
+    ) select max(m.resume_at) into v_last from moved m;
+    update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;
+end $$;
+
+-- A vendor's "not before" (the later one wins), or a person's. p_seen_epoch is what the call saw at its intent: an
+-- answer from before a person opened the gate does not close it again.
+create or replace function runguard.close_gate(
+    p_deployment text, p_gate text, p_until timestamptz, p_rate double precision, p_seen_epoch integer, p_actor text, p_why text
+) returns text language plpgsql as $$
+declare
+    g runguard.gate;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    insert into runguard.gate (deployment, name) values (p_deployment, p_gate) on conflict do nothing;
+    select * into g from runguard.gate k where k.deployment = p_deployment and k.name = p_gate for update;
+    if p_seen_epoch < g.epoch then
+        return 'old';
+    elsif p_until <= g.closed_until then
+        return 'ok';
+    end if;
+    update runguard.gate k set closed_until = p_until, why = p_why, actor = p_actor, updated_at = clock_timestamp()
+     where k.deployment = p_deployment and k.name = p_gate;
+    if g.closed_until <= clock_timestamp() or p_seen_epoch is null then
+        insert into runguard.event (kind, actor, reason, detail) values ('gate_closed', p_actor, p_why,
+            json_build_object('gate', p_gate, 'until', p_until, 'deployment', p_deployment)::text);
+    end if;
+    if exists (select from runguard.record k where k.deployment = p_deployment and k.gate = p_gate
+                  and k.state = 'paused' and k.resume_at < p_until) then
+        perform runguard.respace(p_deployment, p_gate, p_until, coalesce(g.rate, p_rate));
+    end if;
+    return 'ok';
+end $$;
+
+create or replace function runguard.open_gate(
+    p_deployment text, p_gate text, p_rate double precision, p_actor text, p_reason text
+) returns text language plpgsql as $$
+declare
+    g runguard.gate;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    update runguard.gate k set closed_until = '-infinity', epoch = k.epoch + 1, why = p_reason, actor = p_actor,
+           updated_at = clock_timestamp()
+     where k.deployment = p_deployment and k.name = p_gate returning * into g;
+    if not found then
+        return 'missing';
+    end if;
+    update runguard.call c set resume_at = clock_timestamp() from runguard.record k
+     where k.deployment = p_deployment and k.gate = p_gate and k.state = 'paused'
+       and c.record_id = k.id and c.generation = k.generation and c.state = 'paused';
+    perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
+    insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
+        json_build_object('gate', p_gate, 'deployment', p_deployment)::text);
+    return 'ok';
+end $$;
+
+-- p_rate = null: back to [runguard] resume_rate, which the caller says.
+create or replace function runguard.set_rate(
+    p_deployment text, p_gate text, p_rate double precision, p_default double precision, p_actor text, p_reason text
+) returns text language plpgsql as $$
+declare
+    g runguard.gate;
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    insert into runguard.gate (deployment, name, rate, actor) values (p_deployment, p_gate, p_rate, p_actor)
+    on conflict (deployment, name) do update set rate = p_rate, updated_at = clock_timestamp() returning * into g;
+    perform runguard.respace(p_deployment, p_gate, greatest(g.closed_until, clock_timestamp()), coalesce(p_rate, p_default));
+    insert into runguard.event (kind, actor, reason, detail) values ('gate_rate', p_actor, p_reason,
+        json_build_object('gate', p_gate, 'rate', p_rate, 'deployment', p_deployment)::text);
+    return 'ok';
+end $$;
+
+-- -- the budget of pauses -------------------------------------------------------------------------------------------
+
+create or replace function runguard.pauses_are_spent(
+    r runguard.record, p_until timestamptz, p_max_pauses integer, p_max_pause interval
+) returns boolean language sql volatile as $$
+    select r.pauses >= p_max_pauses or p_until - coalesce(r.paused_since, clock_timestamp()) > p_max_pause
+$$;
+
+create or replace function runguard.pauses_spent_says(r runguard.record) returns text language sql stable as $$
+    select format('paused %s time(s) since %s without progress, which is all that it may; ', r.pauses,
+                  coalesce(to_char(r.paused_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), 'now'))
+$$;
+
+-- Waiting longer is not allowed: a person. Nothing happened, so a later clear runs it.
+create or replace function runguard.spend(r runguard.record, p_actor text, p_why text) returns runguard.record
+language plpgsql as $$
+begin
+    update runguard.record k set state = 'failed', failure_class = 'quota', effect = 'not_applied', needs_person = true,
+           resume_at = null, pauses = 0, paused_since = null, error = runguard.pauses_spent_says(k) || coalesce(p_why, '')
+     where k.id = r.id returning * into r;
+    perform runguard.book(r, 'failed', p_actor, r.error);
+    return r;
+end $$;
+
+-- -- freezes ----------------------------------------------------------------------------------------------------------
+
+-- Why nothing may start here (null = it may).
+create or replace function runguard.frozen(p_deployment text, p_dag_id text, p_namespace text, p_key text) returns text
+language sql stable as $$
+    select format('frozen by %s since %s (%s): %s', f.actor, to_char(f.at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
+                  case f.scope when 'all' then 'everything' else replace(f.scope, '_', ' ') || ' ' || f.value end, f.reason)
+      from runguard.freeze f
+     where f.thawed_at is null and f.deployment = p_deployment
+       and case f.scope when 'all' then true when 'dag_id' then f.value = p_dag_id
+                        when 'namespace' then f.value = p_namespace else starts_with(p_key, f.value) end
+     order by f.id limit 1
+$$;
+
+create or replace function runguard.set_freeze(
+    p_deployment text, p_scope text, p_value text, p_actor text, p_reason text
+) returns text language plpgsql as $$
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    insert into runguard.freeze (deployment, scope, value, actor, reason)
+    values (p_deployment, p_scope, p_value, p_actor, p_reason) on conflict do nothing;
+    if not found then
+        return 'already';
+    end if;
+    update runguard.meta set freezes = (select count(*) from runguard.freeze f where f.thawed_at is null);
+    insert into runguard.event (kind, actor, reason, detail) values ('frozen', p_actor, p_reason,
+        json_build_object('scope', p_scope, 'value', p_value, 'deployment', p_deployment)::text);
+    return 'ok';
+end $$;
+
+create or replace function runguard.thaw(
+    p_deployment text, p_scope text, p_value text, p_actor text, p_reason text
+) returns text language plpgsql as $$
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    update runguard.freeze f set thawed_at = clock_timestamp(), thawed_by = p_actor, thaw_reason = p_reason
+     where f.deployment = p_deployment and f.thawed_at is null and f.scope = p_scope and f.value = p_value;
+    if not found then
+        return 'missing';
+    end if;
+    update runguard.meta set freezes = (select count(*) from runguard.freeze f where f.thawed_at is null);
+    insert into runguard.event (kind, actor, reason, detail) values ('thawed', p_actor, p_reason,
+        json_build_object('scope', p_scope, 'value', p_value, 'deployment', p_deployment)::text);
+    return 'ok';
+end $$;

@@ -1,0 +1,152 @@
+"""The caretaker: a thread in each triggerer that looks after records which nobody holds.
+
+Every few seconds it hears answers that a form was given and its task did not get, wakes parked tasks that were settled
+elsewhere, and tells people; once a minute it settles what died. All of it may run many times, in several triggerers at
+once, or not at all: the next claim, the parked task's own look and ``airflow runguard sweep`` do the same, later.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from airflow.listeners import hookimpl
+
+from airflow_runguard import human, notices
+from airflow_runguard.config import Settings, connect_ledger, settings
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Identity
+
+log = logging.getLogger("airflow_runguard")
+
+FIRST_ROUND = 10.0
+"""Seconds after the start: by then the triggerer has forked its runner."""
+ROUND = 3.0
+SWEEP = 60.0
+"""Seconds between two rounds, and two sweeps."""
+ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
+WOKEN: dict[str, Any] = {
+    "chosen_options": [],
+    "params_input": {},
+    "responded_at": None,
+    "responded_by_user": None,
+    "timedout": False,
+}
+"""What a parked task hears that was settled elsewhere: no answer, so it looks into the ledger."""
+
+
+@hookimpl
+def on_starting(component: Any) -> None:
+    if "triggerer" in sys.argv[1:2]:
+        threading.Thread(target=Caretaker().run, name="runguard-caretaker", daemon=True).start()
+
+
+class Caretaker:
+    def __init__(self) -> None:
+        self.name = f"caretaker {socket.gethostname()}:{os.getpid()}"
+        self._swept_at = 0.0
+        self._complained = ""
+
+    def run(self) -> None:
+        pause = threading.Event()
+        pause.wait(FIRST_ROUND)
+        while True:
+            self.round()
+            pause.wait(ROUND)
+
+    def round(self) -> None:
+        """One round on a connection of its own. What goes wrong is said once, until it is something else."""
+        try:
+            options = settings()
+            ledger = Ledger(connect_ledger(options), deployment=options.deployment)
+            try:
+                ledger.check()
+                self._round(ledger, options)
+            finally:
+                ledger.close()
+            self._complained = ""
+        except Exception as error:
+            if str(error) != self._complained:
+                log.warning("The caretaker could not make its round: %s", error)
+            self._complained = str(error)
+
+    def _round(self, ledger: Ledger, options: Settings) -> None:
+        ledger.watching(self.name, 0)
+        now = datetime.now(UTC).timestamp()
+        if now - self._swept_at >= SWEEP:
+            self._swept_at = now
+            for identity, state in ledger.sweep(self.name):
+                log.info("The holder of %s died; it is %s now.", identity, state)
+        attend(ledger)
+        notices.send(ledger, notices.load(options.notifiers), self.name)
+
+
+def attend(ledger: Ledger) -> None:
+    """Answers that their task did not get go into the ledger; parked tasks whose record was settled are woken.
+
+    Runs where Airflow's metadata is at hand: in the triggerer's own process.
+    """
+    from airflow.utils.session import create_session
+
+    for asked in ledger.questions():
+        with create_session() as session:
+            if asked["state"] == "in_doubt" and asked["generation"] == asked["generation_now"]:
+                _hear(ledger, asked, session)
+            elif _wake(asked["ti_id"], session):
+                ledger.close_question(asked["ti_id"])
+
+
+def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
+    """Book an answer whose try failed between being parked and being answered ("state mismatch"), so that it is not
+    lost. A task that still waits books it by itself."""
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.hitl_history import HITLDetailHistory
+    from airflow.models.taskinstance import TaskInstance
+
+    ti_id = UUID(asked["ti_id"])
+    ti = session.get(TaskInstance, ti_id)
+    if ti is not None and ti.state not in ENDED:
+        return
+    form = session.get(HITLDetailHistory if ti is None else HITLDetail, ti_id)
+    if form is None or form.responded_at is None:
+        return
+    response = {
+        "chosen_options": list(form.chosen_options or []),
+        "params_input": form.params_input,
+        "responded_by_user": form.responded_by_user,
+    }
+    answer = human.answer_of(response)
+    record = ledger.get(Identity(asked["deployment"], asked["namespace"], asked["key"]))
+    if answer is not None and record is not None:
+        verdict = human.apply(ledger, record, answer)
+        log.info("The form of %s was answered after its try had ended: %s.", record.identity, verdict)
+    ledger.close_question(asked["ti_id"])
+
+
+def _wake(ti_id: str, session: Any) -> bool:
+    """Let a parked task look again. Whether its question is over: also true where it is parked no more."""
+    from airflow.models.hitl import HITLDetail
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.trigger import handle_event_submit
+    from airflow.triggers.base import TriggerEvent
+    from sqlalchemy import select
+
+    query = select(TaskInstance).where(TaskInstance.id == UUID(ti_id))
+    ti = session.scalar(query.with_for_update(of=TaskInstance))
+    if ti is None or ti.state in ENDED:
+        return True
+    if ti.state != "awaiting_input":
+        return False  # it is on its way into the parking, or out of it
+    form = session.get(HITLDetail, ti.id)
+    if form is not None and form.responded_at is None:
+        form.responded_at, form.chosen_options = datetime.now(UTC), []
+    woken = TriggerEvent(WOKEN)  # type: ignore[no-untyped-call]
+    handle_event_submit(woken, task_instance=ti, session=session)
+    log.info("%s was settled elsewhere; it goes on.", ti)
+    return True

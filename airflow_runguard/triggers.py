@@ -1,0 +1,175 @@
+"""Waiting without a worker: the trigger of guarded tasks, and the one watcher that all triggers of a process share.
+
+The watcher asks the ledger in one query a tick, over one connection, on a thread of its own, so that thousands of waits
+cost the triggerer's loop nothing. It wakes; the claim decides. Firing twice, early or after the triggerer died is
+harmless, and nothing here has an effect anywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_runguard.core.ledger import Ledger
+
+log = logging.getLogger("airflow_runguard")
+
+VERSION = 1
+TICK = 0.5
+"""Seconds between two looks into the ledger."""
+SAID_EVERY = 5.0
+"""Seconds between two signs of life to the ledger, by which tasks know that somebody would wake them."""
+BLIND = timedelta(seconds=60)
+"""A watcher that has not reached the ledger for so long lets those go whose time has come; the claim then decides."""
+
+
+class ResumeTrigger(BaseTrigger):
+    """Fires when a waiting task may look at its record again.
+
+    :param deployment: whose ledger.
+    :param record_id: the record that is waited for; 0 = only the time.
+    :param until: when it may be claimed as far as was known (ISO 8601); ``None`` = a person says.
+    :param not_before: a task that comes back too fast can be failed by the scheduler although it runs (3.3.2).
+    """
+
+    def __init__(
+        self, deployment: str, record_id: int, until: str | None, not_before: str, version: int = VERSION
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.deployment, self.record_id, self.until, self.not_before = deployment, record_id, until, not_before
+        self.version = version
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return (
+            f"{type(self).__module__}.{type(self).__qualname__}",
+            {
+                "deployment": self.deployment,
+                "record_id": self.record_id,
+                "until": self.until,
+                "not_before": self.not_before,
+                "version": self.version,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        await _until(datetime.fromisoformat(self.not_before))
+        until = None if self.until is None else datetime.fromisoformat(self.until)
+        if self.record_id:
+            await Watcher.of(self.deployment).wait(self.record_id, until)
+        elif until is not None:
+            await _until(until)
+        yield TriggerEvent({"record_id": self.record_id})  # type: ignore[no-untyped-call]
+
+
+async def _until(moment: datetime) -> None:
+    await asyncio.sleep(max(0.0, (moment - datetime.now(UTC)).total_seconds()))
+
+
+class Watcher:
+    """Looks at the records that this process's triggers wait for. It runs while somebody waits."""
+
+    _all: ClassVar[dict[tuple[str, int], Watcher]] = {}
+
+    @classmethod
+    def of(cls, deployment: str) -> Watcher:
+        """The one of this process (and event loop) for a deployment."""
+        key = (deployment, id(asyncio.get_running_loop()))
+        return cls._all.setdefault(key, cls(deployment))
+
+    def __init__(self, deployment: str) -> None:
+        self.deployment = deployment
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{deployment}"
+        self._waits: dict[asyncio.Future[None], tuple[int, datetime | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._ledger: Ledger | None = None
+        self._said_at = self._seen_at = datetime.now(UTC)
+        self.looks = 0
+        """How often the ledger has answered."""
+        self.longest_on_loop = 0.0
+        """Seconds that one look took from the triggerer's loop at most."""
+
+    async def wait(self, record_id: int, until: datetime | None) -> None:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waits[woken] = (record_id, until)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._watch(), name="runguard-watcher")
+        try:
+            await woken
+        finally:
+            self._waits.pop(woken, None)
+
+    async def _watch(self) -> None:
+        self._seen_at = datetime.now(UTC)
+        self._said_at = self._seen_at - timedelta(seconds=SAID_EVERY)
+        with ThreadPoolExecutor(1, "runguard-watcher") as thread:
+            loop = asyncio.get_running_loop()
+            try:
+                while self._waits:
+                    began = time.perf_counter()
+                    waits = list(self._waits.items())
+                    ids = list({record_id for _, (record_id, _) in waits})
+                    asked = loop.run_in_executor(thread, self._look, ids, len(waits))
+                    took = time.perf_counter() - began
+                    due = await asked
+                    began = time.perf_counter()
+                    for woken, (record_id, until) in waits:
+                        if (record_id in due or self._is_blind_to(until)) and not woken.done():
+                            woken.set_result(None)
+                    self.longest_on_loop = max(self.longest_on_loop, took + time.perf_counter() - began)
+                    await asyncio.sleep(TICK)
+            finally:
+                await loop.run_in_executor(thread, self._leave)
+
+    def _is_blind_to(self, until: datetime | None) -> bool:
+        now = datetime.now(UTC)
+        return now - self._seen_at > BLIND and until is not None and now - until > BLIND
+
+    # -- on the thread ------------------------------------------------------------------------------------------------
+
+    def _look(self, ids: list[int], waits: int) -> set[int]:
+        try:
+            ledger = self._opened()
+            now = datetime.now(UTC)
+            if (now - self._said_at).total_seconds() >= SAID_EVERY:
+                ledger.watching(self.name, waits)
+                self._said_at = now
+            due = ledger.due(ids)
+        except Exception as error:
+            if datetime.now(UTC) - self._seen_at < timedelta(seconds=2 * TICK):
+                log.warning("The ledger cannot be asked; tasks that wait for it go on waiting: %s", error)
+            self._close()
+            return set()
+        self._seen_at = datetime.now(UTC)
+        self.looks += 1
+        return due
+
+    def _opened(self) -> Ledger:
+        if self._ledger is None:
+            from airflow_runguard.config import connect_ledger, settings
+
+            ledger = Ledger(connect_ledger(settings()), deployment=self.deployment)
+            ledger.check()
+            self._ledger = ledger
+        return self._ledger
+
+    def _leave(self) -> None:
+        with suppress(Exception):
+            if self._ledger is not None:
+                self._ledger.watching(self.name, 0)
+        self._close()
+
+    def _close(self) -> None:
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            with suppress(Exception):
+                ledger.close()

@@ -1,0 +1,302 @@
+"""Quota waits (P6) and people stop everything (P12): gates, their pacing, the budget of pauses, freezes.
+
+The shared case R45 (thousands of tasks that run into one wall) at the level of the ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+
+from airflow_runguard.core import guard
+from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import FailureClass, Order, Settlement, State, Verdict
+from tests.core import engine
+from tests.core.accidents import attempt
+from tests.core.books import NEVER_SENT, QUOTA, come_due, enter, kinds, state_of
+from tests.core.conftest import OpenLedger
+
+Connection = psycopg.Connection[Any]
+
+
+def tomorrow() -> datetime:
+    return datetime.now(UTC) + timedelta(days=1)
+
+
+def order(key: str, **rules: Any) -> Order:
+    return engine.order(key, gate="stripe", **rules)
+
+
+def hit_the_wall(ledger: Ledger, key: str = "first", **rules: Any) -> None:
+    """A call that is answered "too many": the gate closes for an hour."""
+    enter(ledger, order(key, **rules)).settle(State.PAUSED, QUOTA)
+
+
+def close(ledger: Ledger) -> None:
+    assert ledger.close_gate("stripe", until=tomorrow(), rate=5, actor="ann", reason="over the budget") == "ok"
+
+
+def open_gate(ledger: Ledger, rate: float = 5) -> None:
+    assert ledger.open_gate("stripe", rate=rate, actor="ann", reason="raised") == "ok"
+
+
+def slots(sql: Connection) -> list[float]:
+    """Seconds from now until each of those that wait may go on, in order."""
+    waits = "extract(epoch from resume_at - clock_timestamp())"
+    query = f"select {waits} from runguard.record where state = 'paused' order by 1"
+    return [float(row[0]) for row in sql.execute(query)]
+
+
+def gate(ledger: Ledger) -> Any:
+    [row] = ledger.gates("stripe")
+    return row
+
+
+def test_p06_the_first_that_hits_the_wall_closes_the_gate_for_all(ledger: Ledger) -> None:
+    hit_the_wall(ledger)
+    claim = ledger.claim(order("second"), engine.holder())
+    assert claim.verdict is Verdict.PAUSED
+    assert claim.until is not None
+    assert claim.until - claim.now > timedelta(seconds=3590)
+    assert state_of(ledger, order("second")) is State.PAUSED
+    assert ledger.calls(claim.record_id) == []
+    assert enter(ledger, engine.order("of another vendor")).claim.verdict is Verdict.RUN
+    assert gate(ledger)["waiting"] == 2
+
+
+def test_p06_those_that_wait_are_given_slots_one_by_one(ledger: Ledger, sql: Connection) -> None:
+    hit_the_wall(ledger, resume_rate=2.0)
+    for i in range(10):
+        assert ledger.claim(order(f"k{i}", resume_rate=2.0), engine.holder()).verdict is Verdict.PAUSED
+    waits = slots(sql)
+    gaps = [b - a for a, b in itertools.pairwise(waits)]
+    assert waits[0] > 3590
+    assert all(abs(gap - 0.5) < 0.05 for gap in gaps), gaps
+
+
+def test_p06_who_comes_back_at_its_slot_goes_on_and_who_comes_new_stands_behind(
+    ledger: Ledger, sql: Connection
+) -> None:
+    hit_the_wall(ledger)
+    for i in range(3):
+        ledger.claim(order(f"k{i}"), engine.holder())
+    sql.execute("update runguard.gate set closed_until = clock_timestamp()")  # its time is over; slots lie ahead
+    assert ledger.claim(order("new"), engine.holder()).verdict is Verdict.PAUSED
+    come_due(sql, 2)
+    assert ledger.claim(order("k0"), engine.holder()).verdict is Verdict.RUN
+
+
+def test_p06_a_later_bad_answer_moves_the_slots(ledger: Ledger, sql: Connection) -> None:
+    inside = enter(ledger, order("inside"))
+    hit_the_wall(ledger)
+    for i in range(3):
+        ledger.claim(order(f"k{i}"), engine.holder())
+    later = QUOTA.__class__(FailureClass.QUOTA, QUOTA.effect, pausable=True, resume_after=7200.0, evidence="429")
+    inside.settle(State.PAUSED, later)
+    waits = slots(sql)
+    assert len(waits) == 5
+    assert min(waits) > 7190
+    assert len({round(wait, 1) for wait in waits}) == 5
+
+
+def test_p06_an_answer_from_before_a_person_opened_the_gate_does_not_close_it_again(
+    ledger: Ledger, sql: Connection
+) -> None:
+    old = enter(ledger, order("old"))
+    hit_the_wall(ledger)
+    open_gate(ledger)
+    old.settle(State.PAUSED, QUOTA)
+    [opened] = sql.execute("select closed_until < clock_timestamp() from runguard.gate")
+    assert opened == (True,)
+    record = ledger.get(old.order.identity)
+    assert record is not None
+    assert record.resume_at is not None
+    assert record.resume_at - datetime.now(UTC) > timedelta(seconds=3500)  # what the vendor told this one still holds
+
+
+def test_p06_opened_by_hand_all_go_on_paced(ledger: Ledger, sql: Connection) -> None:
+    close(ledger)
+    for i in range(20):
+        assert ledger.claim(order(f"k{i}"), engine.holder()).verdict is Verdict.PAUSED
+    open_gate(ledger, rate=10)
+    waits = slots(sql)
+    assert waits[0] <= 0.1
+    assert 1.5 < waits[-1] <= 2.0
+
+
+def test_p06_while_it_is_closed_no_explicit_call_starts_and_the_record_pauses(ledger_url: str, ledger: Ledger) -> None:
+    made: list[str] = []
+
+    def body(context: guard.GuardContext) -> None:
+        context.call("one", lambda: made.append("one"))
+        close(ledger)
+        context.call("two", lambda: made.append("two"))
+
+    what = order("k", calls="explicit")
+    how = attempt(ledger_url, what, body)
+    assert isinstance(how, guard.Waiting)
+    assert "gate stripe is closed" in how.reason
+    assert "over the budget" in how.reason
+    assert made == ["one"]
+    assert state_of(ledger, what) is State.PAUSED
+    open_gate(ledger)
+    ledger.resume_now(1, actor="ann", reason="now")
+    attempt(ledger_url, what, lambda context: [context.call(n, lambda n=n: made.append(n)) for n in ("one", "two")])
+    assert made == ["one", "two"]
+    assert state_of(ledger, what) is State.DONE
+
+
+def test_p06_too_many_pauses_without_progress_go_to_a_person(ledger: Ledger, sql: Connection) -> None:
+    what = order("k", max_pauses=2)
+    for _ in range(2):
+        enter(ledger, what).settle(State.PAUSED, QUOTA)
+        open_gate(ledger)
+        come_due(sql, 1)
+    written = enter(ledger, what).settle(State.PAUSED, QUOTA)
+    assert written.state is State.FAILED
+    record = ledger.get(what.identity)
+    assert record is not None
+    assert (record.failure_class, record.needs_person) == (FailureClass.QUOTA, True)
+    assert record.effect is not None
+    assert record.effect.value == "not_applied"
+    assert "paused 2 time(s)" in record.error
+    open_gate(ledger)
+    come_due(sql, 1)
+    held = enter(ledger, what)  # a clear: nothing had happened, so it runs
+    assert held.settle(State.DONE).state is State.DONE
+
+
+def test_p06_a_pause_longer_than_max_pause_goes_to_a_person_at_once(ledger: Ledger) -> None:
+    close(ledger)
+    claim = ledger.claim(order("k", max_pause=3600.0), engine.holder())
+    assert (claim.verdict, claim.reason) == (Verdict.REFUSED, "pauses")
+    assert state_of(ledger, order("k")) is State.FAILED
+    again = ledger.claim(order("k"), engine.holder())  # a clear, after somebody raised max_pause
+    assert (again.verdict, state_of(ledger, order("k"))) == (Verdict.PAUSED, State.PAUSED)
+
+
+def test_p06_a_call_that_is_done_is_progress_and_fills_the_budget_again(ledger: Ledger, sql: Connection) -> None:
+    what = order("k", calls="explicit", max_pauses=1)
+    for i in range(3):
+        held = enter(ledger, what)
+        assert held.intent(f"c{i}") == "run"
+        held.outcome(f"c{i}")
+        assert held.write(settlement=Settlement(State.PAUSED, failure=QUOTA)).state is State.PAUSED
+        come_due(sql, 1)
+
+
+def test_p03_a_closed_gate_leaves_doubt_where_it_is(ledger: Ledger, sql: Connection) -> None:
+    held = enter(ledger, order("k", on_doubt="replay", lease=0.001))
+    assert ledger.claim(order("k", on_doubt="ask"), engine.holder()).verdict is Verdict.IN_DOUBT
+    close(ledger)
+    claim = ledger.claim(order("k", on_doubt="replay"), engine.holder())
+    assert claim.verdict is Verdict.PAUSED
+    assert state_of(ledger, held.order) is State.IN_DOUBT
+
+
+def test_p01_many_that_come_at_once_get_slots_of_their_own(open_ledger: OpenLedger, sql: Connection) -> None:
+    hit_the_wall(open_ledger())
+    barrier = threading.Barrier(8)
+
+    def come(i: int) -> None:
+        ledger = open_ledger()
+        barrier.wait()
+        for j in range(25):
+            assert ledger.claim(order(f"k{i}/{j}"), engine.holder()).verdict is Verdict.PAUSED
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(come, range(8)))
+    waits = slots(sql)
+    assert len(waits) == 201
+    assert min(b - a for a, b in itertools.pairwise(waits)) > 0.15
+
+
+def test_p12_frozen_means_that_nothing_starts_and_that_replays_go_on(ledger: Ledger) -> None:
+    enter(ledger, order("done")).settle(State.DONE)
+    assert ledger.freeze("all", actor="ann", reason="something is wrong") == "ok"
+    assert ledger.freeze("all", actor="bob", reason="likewise") == "already"
+    claim = ledger.claim(order("new"), engine.holder())
+    assert claim.verdict is Verdict.FROZEN
+    assert "ann" in claim.reason
+    assert "something is wrong" in claim.reason
+    assert state_of(ledger, order("new")) is State.PENDING
+    assert ledger.calls(claim.record_id) == []
+    assert ledger.claim(order("done"), engine.holder()).verdict is Verdict.REPLAY
+    assert ledger.thaw("all", actor="bob", reason="found it") == "ok"
+    assert ledger.thaw("all", actor="bob", reason="again") == "missing"
+    assert ledger.claim(order("new"), engine.holder()).verdict is Verdict.RUN
+    [old] = ledger.freezes(thawed=True)
+    assert (old["actor"], old["thawed_by"], old["thaw_reason"]) == ("ann", "bob", "found it")
+
+
+def test_p12_a_freeze_has_a_scope(ledger: Ledger) -> None:
+    for scope, value in (("namespace", "billing"), ("key_prefix", "invoice/"), ("dag_id", "bill")):
+        assert ledger.freeze(scope, value, actor="ann", reason="why") == "ok"
+        key = f"invoice/{scope}"
+        assert ledger.claim(engine.order(key), engine.holder()).verdict is Verdict.FROZEN
+        ledger.thaw(scope, value, actor="ann", reason="why")
+        assert ledger.freeze(scope, "other", actor="ann", reason="why") == "ok"
+        assert ledger.claim(engine.order(key), engine.holder()).verdict is Verdict.RUN
+        ledger.thaw(scope, "other", actor="ann", reason="why")
+
+
+def test_p12_frozen_in_the_middle_what_is_under_way_settles_and_nothing_new_starts(
+    ledger_url: str, ledger: Ledger
+) -> None:
+    made: list[str] = []
+
+    def first() -> str:
+        ledger.freeze("all", actor="ann", reason="stop")
+        made.append("one")
+        return "one"
+
+    def body(context: guard.GuardContext) -> None:
+        context.call("one", first)
+        context.call("two", lambda: made.append("two"))
+
+    what = order("k", calls="explicit")
+    how = attempt(ledger_url, what, body)
+    assert isinstance(how, guard.Waiting)
+    assert "frozen by ann" in how.reason
+    assert made == ["one"]
+    assert [call.state for call in ledger.calls(1)] == ["done"]
+    assert state_of(ledger, what) is State.PENDING
+
+
+def test_p13_done_by_hand_is_booked_and_never_done_again(ledger: Ledger) -> None:
+    what = order("k")
+    booked = ledger.bypass(what.identity, result=b'"by hand"', reference="ch_1", actor="ann", reason="vendor portal")
+    assert booked == "ok"
+    claim = ledger.claim(what, engine.holder())
+    assert claim.verdict is Verdict.REPLAY
+    assert claim.result is not None
+    assert claim.result.data == b'"by hand"'
+    assert kinds(ledger, 1) == ["done_by_hand"]
+
+
+def test_p13_by_hand_is_refused_where_a_task_works_or_nobody_knows(ledger: Ledger) -> None:
+    held = enter(ledger, order("k", calls="explicit"))
+    who = {"result": None, "reference": None, "actor": "ann", "reason": "w"}
+    assert ledger.bypass(held.order.identity, **who) == "running"
+    held.intent("pay")
+    held.outcome("pay", NEVER_SENT)
+    held.write(settlement=Settlement(State.PENDING))
+    assert ledger.bypass(held.order.identity, **who) == "ok"
+    assert ledger.bypass(held.order.identity, **who) == "done"
+
+
+def test_a_not_applied_that_the_author_says_does_not_close_a_gate(ledger_url: str, ledger: Ledger) -> None:
+    def body(context: guard.GuardContext) -> None:
+        def refuse() -> None:
+            raise NotApplied("closed on Sundays")
+
+        context.call("one", refuse)
+
+    attempt(ledger_url, order("k", calls="explicit"), body)
+    assert ledger.gates() == []

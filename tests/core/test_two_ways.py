@@ -1,0 +1,71 @@
+"""What the ledger does in one statement where nothing is unusual is what its long way does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Completeness, Order, Outcome, Result, Settlement, State
+from tests.core import engine
+from tests.core.books import DECLINED, QUOTA, Held, come_due, enter
+
+SQL = psycopg.Connection[Any]
+OWN = {"id", "record_id", "key", "nonce", "mark", "ti_id", "actor", "digest"}
+
+
+def lines(sql: SQL, held: Held) -> list[list[dict[str, Any]]]:
+    """The record, its calls, its events; of times only whether they are there and agree with the record's end."""
+    with sql.cursor(row_factory=dict_row) as cursor:
+        read = [
+            cursor.execute(
+                f"select * from runguard.{table} where {column} = %s order by 1".encode(), [held.id]
+            ).fetchall()
+            for table, column in (("record", "id"), ("call", "record_id"), ("event", "record_id"))
+        ]
+    times = {column for table in read for line in table for column in line if column.endswith(("_at", "_until"))}
+    times |= {"at", "no_later_than"}
+    return [
+        [{c: v is not None if c in times else v for c, v in line.items() if c not in OWN} for line in table]
+        for table in read
+    ]
+
+
+@pytest.mark.parametrize("store_result", ["all", "digest", "none"])
+@pytest.mark.parametrize("result", [Result(b"[]"), Result(None, "too large")], ids=["stored", "missing"])
+@pytest.mark.parametrize("completeness", [Completeness.FULL, Completeness.PARTIAL])
+@pytest.mark.parametrize("before", [None, QUOTA, DECLINED], ids=["first", "after_a_pause", "after_a_decline"])
+def test_p02_a_body_that_is_done_is_booked_alike_both_ways(
+    before: Any, completeness: Completeness, result: Result, store_result: str, ledger: Ledger, sql: SQL
+) -> None:
+    def work(key: str, said: int) -> Held:
+        held = enter(ledger, engine.order(key, store_result=store_result))
+        if before is not None:
+            held.settle(State.PAUSED if before is QUOTA else State.FAILED, before)
+            if before is QUOTA:
+                come_due(sql, held.id)
+            held = enter(ledger, held.order)
+        settlement = Settlement(State.DONE, result=result, completeness=completeness)
+        written = held.write(settlement=settlement, outcomes=[Outcome("body", result=result)] * said)
+        assert (written.verdict, written.state) == ("ok", State.DONE)
+        record = ledger.get(held.order.identity)
+        assert record is not None
+        assert record.broken == ""
+        return held
+
+    short, long = work("short", 1), work("long", 2)  # said twice, the second says nothing new, but it is not the usual
+    assert lines(sql, short) == lines(sql, long)
+
+
+def test_p01_the_body_of_a_new_key_is_begun_as_that_of_one_that_waited(ledger: Ledger, sql: SQL) -> None:
+    def explicit(order: Order) -> None:
+        enter(ledger, order).settle(State.PENDING)
+
+    explicit(engine.order("waited", calls="explicit"))
+    new, waited = enter(ledger, engine.order("new")), enter(ledger, engine.order("waited"))
+    (record, (call,), _), (other, (as_call,), _) = lines(sql, new), lines(sql, waited)
+    assert (call, record[0]) == ({**as_call, "fence": 1}, {**other[0], "fence": 1})
+    assert new.claim.attempt == waited.claim.attempt == 1
