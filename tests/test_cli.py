@@ -121,6 +121,8 @@ def test_every_command_answers_with_one_json_object_also_when_the_ledger_is_out_
     assert said.err == ""
     if command == "doctor":
         assert (said.code, said.data["failed"]) == (1, ["ledger"])
+    elif command == "classify":  # it asks no ledger
+        assert (said.code, said.data["failure_class"]) == (0, "quota")
     else:
         assert said.code == 3
         assert set(said.data) == {"error", "remedy"}
