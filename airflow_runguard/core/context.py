@@ -9,15 +9,17 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys
-from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError
-from airflow_runguard.core.failures import classify, hidden_retries
+from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, ResultIsError
+from airflow_runguard.core.failures import classify, classify_result, hidden_retries
 from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Written
 from airflow_runguard.core.work import (
     BODY,
@@ -83,12 +85,15 @@ class GuardContext:
 
     :meth:`call` and :meth:`acall` book the intent before and the outcome after. A call that is done is not made again:
     its stored result comes back. What the function raises is raised on, after it is booked. After a call whose outcome
-    is unknown, no other is made.
+    is unknown, no other is made. A result that is an error (HTTP 200 with errors inside, an exception given back) is
+    booked as that failure, and :class:`~airflow_runguard.core.errors.ResultIsError` is raised; an empty one is a result.
     """
 
     _writer: Writer
     _work: Work
     _claim: Claim
+    _since: float = field(default_factory=time.monotonic)
+    """When the claim's answer was here, on this machine's monotonic clock."""
     called: bool = False
     """Whether any call was made or replayed."""
     _busy: dict[str, object] = field(default_factory=dict)
@@ -140,6 +145,7 @@ class GuardContext:
         :param name: of the call: unique in this body and the same in every try ("charge", never with a time in it).
         :param vendor_key_as: the keyword under which ``fn`` takes the idempotency key.
         :returns: what ``fn`` returned, now or the first time.
+        :raises ResultIsError: ``fn`` gave back an error; what it means is booked.
         :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
         """
         with self._alone(name):
@@ -159,7 +165,10 @@ class GuardContext:
             except BaseException as error:
                 self._failed(name, error).result()
                 raise
-            self._ended(name, value).result()
+            booked, wrong = self._ended(name, value)
+            booked.result()
+            if wrong is not None:
+                raise wrong
             return value
 
     async def acall(
@@ -183,7 +192,10 @@ class GuardContext:
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise
-            await self._ended(name, value).waited()
+            booked, wrong = self._ended(name, value)
+            await booked.waited()
+            if wrong is not None:
+                raise wrong
             return value
 
     @contextmanager
@@ -202,6 +214,14 @@ class GuardContext:
             chain.append(link)
             link = link.__cause__ or link.__context__
         return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
+
+    def now(self) -> datetime:
+        """The database's time: that of the claim, and what has passed since on this machine's monotonic clock.
+
+        A vendor's dates count against it. The worker's wall clock may be wrong by hours. This one is only ever behind
+        (by the answer's way here, and by the time for which the machine slept), so that a wait is never cut short.
+        """
+        return self._claim.now + timedelta(seconds=time.monotonic() - self._since)
 
     # -- the steps that call and acall share -------------------------------------------------------------------------
 
@@ -282,20 +302,24 @@ class GuardContext:
             case _:
                 raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
-    def _failed(self, name: str, error: BaseException) -> Answer[Written]:
-        failure = classify(error)
+    def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
+        failure = failure or classify(error, now=self.now())
         self._failures.append((error, failure))
         return self._booked(Outcome(name, failure=failure, error=said(error)))
 
-    def _ended(self, name: str, value: Any) -> Answer[Written]:
-        if isinstance(value, BaseException):  # P9
-            self._failed(name, value).result()
-            raise value
+    def _ended(self, name: str, value: Any) -> tuple[Answer[Written], BaseException | None]:
+        """Book what a call came back with; and the error to raise where that is no result (P9)."""
+        if isinstance(value, BaseException):
+            return self._failed(name, value), value
+        failure = classify_result(value, now=self.now(), may_be_empty=True)
+        if failure is not None:
+            error = ResultIsError(f"Call {name!r} came back with an error: {failure.evidence}.")
+            return self._failed(name, error, failure), error
         booked = self._booked(Outcome(name, result=dumped(self._work, value)))
         if repeated := hidden_retries(value):
             with suppress(OSError):  # the pipe of a killed supervisor: what is booked is booked
                 log.warning("More than one request left inside call %r: %s", name, repeated)
-        return booked
+        return booked, None
 
     def _booked(self, outcome: Outcome) -> Answer[Written]:
         answer = self._writer.outcome(outcome)
