@@ -86,7 +86,7 @@ class GuardContext:
     :meth:`call` and :meth:`acall` book the intent before and the outcome after. A call that is done is not made again:
     its stored result comes back. What the function raises is raised on, after it is booked. After a call whose outcome
     is unknown, no other is made. A result that is an error (HTTP 200 with errors inside, an exception given back) is
-    booked as that failure, and :class:`~airflow_runguard.core.errors.ResultIsError` is raised; an empty one is a result.
+    booked as that failure, and ``ResultIsError`` is raised; an empty one is a result.
     """
 
     _writer: Writer
