@@ -10,16 +10,18 @@ import asyncio
 import inspect
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys
-from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError
-from airflow_runguard.core.failures import classify, hidden_retries
+from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, ResultIsError
+from airflow_runguard.core.failures import classify, classify_result, hidden_retries
 from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
 from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Result, Written
 from airflow_runguard.core.work import (
@@ -61,7 +63,9 @@ def never_ran(value: object) -> bool:
 
 
 def _accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come."""
+    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come. An error given back is raised."""
+    if isinstance(value, BaseException):
+        raise value
     if never_ran(value):
         raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
     if hasattr(value, "add_done_callback"):
@@ -122,12 +126,15 @@ class GuardContext:
 
     :meth:`call` and :meth:`acall` book the intent before and the outcome after. A call that is done is not made again:
     its stored result comes back. What the function raises is raised on, after it is booked. After a call whose outcome
-    is unknown, no other is made.
+    is unknown, no other is made. A result that is an error (HTTP 200 with errors inside, an exception given back) is
+    booked as that failure, and ``ResultIsError`` is raised; an empty one is a result.
     """
 
     _writer: Writer
     _work: Work
     _claim: Claim
+    _since: float = field(default_factory=time.monotonic)
+    """When the claim's answer was here, on this machine's monotonic clock."""
     called: bool = False
     """Whether any call was made or replayed."""
     _busy: dict[str, object] = field(default_factory=dict)
@@ -182,6 +189,7 @@ class GuardContext:
         :param name: of the call: unique in this body and the same in every try ("charge", never with a time in it).
         :param vendor_key_as: the keyword under which ``fn`` takes the idempotency key.
         :returns: what ``fn`` returned, now or the first time.
+        :raises ResultIsError: ``fn`` gave back an error; what it means is booked.
         :raises BaseException: what ``fn`` raised; :class:`Interrupt` where the call may not be made.
         """
 
@@ -190,7 +198,7 @@ class GuardContext:
             _accept(f"guard.call({name!r})", value)
             return value
 
-        return self._made(name, arguments, make, classify)
+        return self._made(name, arguments, make, self._classified, reads=True)
 
     def sql(self, name: str, conn_id: str, fn: Callable[..., T], /, *args: Any, **arguments: Any) -> T:
         """Have an effect in a database, with its proof in the same transaction: there is no doubt afterwards.
@@ -286,7 +294,7 @@ class GuardContext:
                     raise
 
             def judge(error: BaseException) -> Failure:
-                return judged(error) if id(error) in self._followed else classify(error)
+                return judged(error) if id(error) in self._followed else self._classified(error)
 
             try:
                 return self._made(name, arguments, make, judge, attaches=True)
@@ -340,11 +348,13 @@ class GuardContext:
         judge: Callable[[BaseException], Failure],
         *,
         attaches: bool = False,
+        reads: bool = False,
     ) -> T:
         """Intent, call, outcome.
 
         :param judge: what an error of ``make`` means.
         :param attaches: ``make`` takes up a job that was submitted before.
+        :param reads: what ``make`` gives back is the vendor's answer, which may be an error.
         """
         with self._alone(name):
             with self._asking(name):
@@ -362,7 +372,10 @@ class GuardContext:
                 raise
             finally:
                 _calling.reset(token)
-            self._ended(name, value).result()
+            booked, wrong = self._ended(name, value, reads=reads)
+            booked.result()
+            if wrong is not None:
+                raise wrong
             return value
 
     async def acall(
@@ -390,7 +403,10 @@ class GuardContext:
                 raise
             finally:
                 _calling.reset(token)
-            await self._ended(name, value).waited()
+            booked, wrong = self._ended(name, value)
+            await booked.waited()
+            if wrong is not None:
+                raise wrong
             return value
 
     async def gather(self, *calls: Awaitable[T]) -> list[T]:
@@ -444,6 +460,14 @@ class GuardContext:
                 return min(found, key=lambda it: (it.effect is not Effect.UNKNOWN, not it.pausable), default=None)
         chain = _chain(error)
         return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
+
+    def now(self) -> datetime:
+        """The database's time: that of the claim, and what has passed since on this machine's monotonic clock.
+
+        A vendor's dates count against it. The worker's wall clock may be wrong by hours. This one is only ever behind
+        (by the answer's way here, and by the time for which the machine slept), so that a wait is never cut short.
+        """
+        return self._claim.now + timedelta(seconds=time.monotonic() - self._since)
 
     # -- the steps that call and acall share -------------------------------------------------------------------------
 
@@ -529,20 +553,27 @@ class GuardContext:
             case _:
                 raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
+    def _classified(self, error: BaseException) -> Failure:
+        return classify(error, now=self.now())
+
     def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
-        failure = failure or classify(error)
+        failure = failure or self._classified(error)
         self._failures.append((error, failure))
         return self._booked(Outcome(name, failure=failure, error=said(error)))
 
-    def _ended(self, name: str, value: Any) -> Answer[Written]:
-        if isinstance(value, BaseException):  # P9
-            self._failed(name, value).result()
-            raise value
+    def _ended(self, name: str, value: Any, *, reads: bool = True) -> tuple[Answer[Written], BaseException | None]:
+        """Book what a call came back with; and the error to raise where that is no result (P9)."""
+        if isinstance(value, BaseException):
+            return self._failed(name, value), value
+        failure = classify_result(value, now=self.now(), may_be_empty=True) if reads else None
+        if failure is not None:
+            error = ResultIsError(f"Call {name!r} came back with an error: {failure.evidence}.")
+            return self._failed(name, error, failure), error
         booked = self._booked(Outcome(name, result=dumped(self._work, value)))
         if repeated := hidden_retries(value):
             with suppress(OSError):  # the pipe of a killed supervisor: what is booked is booked
                 log.warning("More than one request left inside call %r: %s", name, repeated)
-        return booked
+        return booked, None
 
     def _booked(self, outcome: Outcome) -> Answer[Written]:
         answer = self._writer.outcome(outcome)

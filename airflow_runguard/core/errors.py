@@ -72,6 +72,15 @@ class ResultNotStored(RunGuardError):
     )
 
 
+class ResultIsError(RunGuardError):
+    """A call came back like a success with an error inside (P9). It is booked as that failure, never as done."""
+
+    remedy = (
+        "Let it pass: the guard has booked what it means. To hand on a part of such an answer, take it out inside the "
+        "function that guard.call is given."
+    )
+
+
 class NotApplied(RunGuardError):
     """Raised by the author of a guarded function: the effect has provably not happened, the work may run again."""
 

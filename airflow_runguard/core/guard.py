@@ -296,7 +296,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
 
 def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more."""
-    failure = classify(error)
+    failure = classify(error, now=guard.now())
     if (work.single_request and not guard.reentered) or isinstance(error, NotApplied):
         return failure
     return replace(

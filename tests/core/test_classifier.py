@@ -7,7 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -479,8 +479,14 @@ class Clients:
 
     @staticmethod
     def stripe(url: str, retries: int) -> None:
-        client = stripe.StripeClient("sk_test_x", base_addresses={"api": url}, max_network_retries=retries)
-        client.v1.charges.create({"amount": 1, "currency": "eur"})
+        with requests.Session() as session:
+            client = stripe.StripeClient(
+                "sk_test_x",
+                base_addresses={"api": url},
+                max_network_retries=retries,
+                http_client=stripe.RequestsClient(session=session),
+            )
+            client.v1.charges.create({"amount": 1, "currency": "eur"})
 
     @staticmethod
     def slack(url: str, retries: int) -> None:
@@ -497,8 +503,9 @@ class Clients:
         def postproc(response: Any, content: bytes) -> Any:
             raise googleapiclient.errors.HttpError(response, content)
 
-        request = googleapiclient.http.HttpRequest(httplib2.Http(), postproc, url + "/charges", "POST", "{}")
-        request.execute(num_retries=retries)
+        with closing(httplib2.Http()) as connections:
+            request = googleapiclient.http.HttpRequest(connections, postproc, url + "/charges", "POST", "{}")
+            request.execute(num_retries=retries)
 
 
 @pytest.mark.parametrize("name", ["stripe", "slack", "elasticsearch", "googleapiclient"])

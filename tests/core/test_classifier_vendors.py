@@ -335,6 +335,12 @@ SHAPES: list[tuple[str, BaseException, Means]] = [
     # -- vendors without a file
     ("openrouter", v.http(402, {"error": {"code": 402, "message": "Insufficient credits."}}), MONEY),
     ("deepseek", v.http(402, {"error": {"message": "Insufficient Balance", "code": "invalid_request_error"}}), MONEY),
+    ("payer's funds by code", v.http(402, {"error": {"code": "INSUFFICIENT_FUNDS", "message": "Declined"}}), REFUSED),
+    ("payer's card in words", v.http(402, {"message": "Your card has an insufficient balance."}), REFUSED),
+    ("payer's balance in words", v.http(402, {"message": "Insufficient balance on the card"}), REFUSED),
+    ("our credit, paid by card", v.http(402, {"message": "No credits left. Please add a credit card."}), MONEY),
+    ("bare 402", v.http(402, None), REFUSED),
+    ("must pay first", v.http(403, {"message": "Payment required"}), MONEY),
     ("suspended", v.http(403, {"code": "ACCOUNT_SUSPENDED"}), MONEY),
     ("monthly plan", v.http(429, {"message": "You have exceeded the MONTHLY quota for Requests"}), DAY),
     ("telegram", v.http(429, {"ok": False, "error_code": 429, "parameters": {"retry_after": 35}}), wait(35)),

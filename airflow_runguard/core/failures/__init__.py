@@ -2,10 +2,11 @@
 
 Nothing else in this package looks for a status code, the word "quota" or a vendor's code. ``rule.py`` is the form of a
 rule, ``families/`` holds the rules as data, a file a vendor, and ``book.py`` finds the one that counts.
-``evidence.py`` walks exceptions, ``answer.py`` reads one answer, ``waits.py`` how long it asks to wait, ``attempts.py``
-what the client did before, ``results.py`` values that look like a success. Kept here: the law that combines what single
-errors say. Of a write, ``not_applied`` is said only if every attempt that the client made is proven not to have had an
-effect.
+``evidence.py`` walks exceptions, ``answer.py`` reads one answer, ``document.py`` its body, ``waits.py`` how long it
+asks to wait, ``attempts.py`` what the client did before, ``results.py`` values that look like a success.
+
+Kept here: the law that combines what single errors say. Of a write, ``not_applied`` is said only if every attempt that
+the client made is proven not to have had an effect.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ go to the network: a body that was not read yet stays unread. What the facts mea
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,24 +14,20 @@ from itertools import islice
 from typing import Any
 from urllib.parse import urlsplit
 
+from airflow_runguard.core.failures.document import GRPC_AS_HTTP, MAX_BODY, MAX_TEXT, Said, document_in_text, parsed
 from airflow_runguard.core.failures.reading import (
     gather,
     http_status,
-    integer,
     is_mapping,
     item,
     names,
     read,
     response_status,
+    sequence,
     text,
 )
-from airflow_runguard.core.failures.rule import fold
 
-MAX_BODY = 256 * 1024
-"""Bytes of a body that are parsed; of a larger one nothing, since half a document proves nothing."""
-MAX_TEXT = 4_000
 MAX_HEADERS = 200
-MAX_NODES = 400
 
 
 @dataclass(slots=True)
@@ -53,7 +47,7 @@ ERROR = names("""
     response_status_code _http_status code type error_code errno sqlstate pgcode reason operation_name failure body
     json_body http_body _body content data details error_details errors _content uri url request_info
     trailing_metadata retry_after_secs __cause__ __context__ __traceback__ os_error cause orig error inner_exception
-    last_attempt exceptions history
+    last_attempt exceptions history args
 """)
 """What is looked for on an error."""
 RESPONSE = names("status_code status headers url request _content data history raw retries")
@@ -72,20 +66,20 @@ def answer_of(
         there = gather(response, RESPONSE) if response is not None else {}
     headers = _headers(response, there, have)
     status = _status(error, response, there, types, have)
-    parts = [part for raw in _raw(error, response, there, have) if raw is not None for part in _parsed(raw)]
+    parts = [part for raw in _raw(response, there, have) if raw is not None for part in parsed(raw)]
     if not types.isdisjoint(_TOLD_IN_TEXT):
-        parts += _parsed(document_in_text(text(error)))
+        parts += parsed(document_in_text(text(error)))
     if status is None and not parts and not headers and packages(types) <= _SILENT:
         return Answer()
-    said = _Said()
+    said = Said()
     for part in parts:
         said.take(part)
-    said.attributes(error, have)
+    said.attributes(have)
     said.errortype(headers)
     if not said.messages:
         said.messages.append(_plain(error, there))
     return Answer(
-        status if status is not None or not said.grpc else _GRPC_AS_HTTP.get(said.grpc),
+        status if status is not None or not said.grpc else GRPC_AS_HTTP.get(said.grpc),
         headers,
         frozenset(said.codes),
         "\n".join(said.messages)[:MAX_TEXT],
@@ -100,7 +94,7 @@ _SILENT = names("airflow_runguard urllib3 httpcore httpcore2 ssl socket http ten
 
 def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "") -> Answer:
     """Read a parsed body that came with a success, or one item of a bulk answer. Has the code ``inside`` as well."""
-    said = _Said()
+    said = Said()
     said.codes.add("inside")
     said.take(body)
     return Answer(
@@ -115,25 +109,6 @@ def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str 
 
 # -- the status --------------------------------------------------------------------------------------------------------
 
-# https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
-_GRPC_AS_HTTP: Mapping[str, int] = {
-    "CANCELLED": 499,
-    "UNKNOWN": 500,
-    "INVALID_ARGUMENT": 400,
-    "DEADLINE_EXCEEDED": 504,
-    "NOT_FOUND": 404,
-    "ALREADY_EXISTS": 409,
-    "PERMISSION_DENIED": 403,
-    "UNAUTHENTICATED": 401,
-    "RESOURCE_EXHAUSTED": 429,
-    "FAILED_PRECONDITION": 400,
-    "ABORTED": 409,
-    "OUT_OF_RANGE": 400,
-    "UNIMPLEMENTED": 501,
-    "INTERNAL": 500,
-    "UNAVAILABLE": 503,
-    "DATA_LOSS": 500,
-}
 
 # The Databricks SDK keeps the status in the class only.
 # https://github.com/databricks/databricks-sdk-py/blob/main/databricks/sdk/errors/platform.py
@@ -215,7 +190,7 @@ def _grpc_status(error: object) -> int | None:
     # Said by the client of an *answer* that is too big: the work was done.
     if "larger than max" in details:
         return None
-    return _GRPC_AS_HTTP.get(name)
+    return GRPC_AS_HTTP.get(name)
 
 
 def _inner_status(body: object) -> int | None:
@@ -293,7 +268,7 @@ _BESIDE = ("details", "error_details", "errors")
 _BODIES = ("json_body", "body", "http_body", "_body", "content", "data", "_content", *_BESIDE)
 
 
-def _raw(error: object, response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
+def _raw(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
     """Wherever clients keep a body, as bytes, text or parsed. Never a property that would read from the network."""
     if there.get("_content"):  # requests and httpx: what was read already; clients keep the same again on the error
         yield there["_content"]
@@ -307,164 +282,9 @@ def _raw(error: object, response: object, there: Mapping[str, Any], have: Mappin
     for name in left:
         if name in have:
             yield have[name]
-    if isinstance(error, BaseException):
-        for argument in error.args:
-            if not isinstance(argument, str | bytes):
-                yield argument
-
-
-def _parsed(raw: object) -> Iterator[Any]:
-    """The document in a raw body; also each of a short list of documents."""
-    if is_mapping(raw):
-        yield raw
-    elif isinstance(raw, list | tuple):
-        if any(is_mapping(entry) for entry in raw[:MAX_NODES]):
-            yield raw
-    elif isinstance(raw, bytes | bytearray | str) and 1 < len(raw) <= MAX_BODY:
-        document = parsed_text(raw)
-        if document is not None:
-            yield document
-
-
-def parsed_text(raw: bytes | bytearray | str) -> Any:
-    """JSON, or an XML error's codes as a document; ``None`` for anything else."""
-    try:
-        content = raw.decode("utf-8") if isinstance(raw, bytes | bytearray) else str.__str__(raw)
-        start = content.lstrip("\ufeff \r\n\t")
-        if start[:1] in ("{", "["):
-            return json.loads(start)
-        if start[:1] == "<" and not start[:15].lower().startswith(("<!doctype html", "<html")):
-            return _xml(start[:MAX_TEXT])
-    except (ValueError, RecursionError):
-        pass
-    return None
-
-
-_XML = re.compile(
-    r"<(?:\w+:)?(code|errorCode|exceptionCode|faultcode|message|exceptionMessage|faultstring)>([^<]{1,500})<", re.I
-)
-
-
-def _xml(content: str) -> dict[str, Any] | None:
-    """The error of an XML answer (AWS, Azure Storage, SOAP), without a parser that an attacker could feed."""
-    found = {"code": "", "message": ""}
-    for name, value in _XML.findall(content):
-        kind = "code" if name.lower() in ("code", "errorcode", "exceptioncode", "faultcode") else "message"
-        found[kind] = found[kind] or value.rpartition(":")[2] if kind == "code" else found[kind] or value
-    return found if found["code"] else None
-
-
-# Where errors name their codes, and what they wrap them in. Everything else in a body may be the user's own text.
-_CODE_FIELDS = names("""
-    code type reason status error error_code errorcode error_type errortype error_subcode __type statuscode
-    category policyname subcategory domain decline_code status_code substatus sqlstate errorclass quotaerror
-    classification subcode
-""")
-_MESSAGE_FIELDS = names("""
-    message reason error_description description detail title msg error errormessage error_message quotaid quota_limit
-    quota_unit quotalimit errors
-""")
-_WRAPPERS = names("""
-    error errors details detail extensions fault innererror root_cause caused_by failed_shards failures parameters
-    violations metadata errorcode cancellationreasons errordetails error_data exception quota_error_details meta body
-    response
-""")
-_CODE = re.compile(r"[\w.:/#-]{1,120}")
-
-
-_CODE_ATTRIBUTES = names("code type error_code errno sqlstate pgcode reason status")
-
-
-class _Said:
-    """The codes and sentences of a document, from the fields where vendors put them."""
-
-    def __init__(self) -> None:
-        self.codes: set[str] = set()
-        self.messages: list[str] = []
-        self.grpc = ""
-        self.nodes = 0
-
-    def take(self, part: Any, depth: int = 0) -> None:
-        self.nodes += 1
-        if self.nodes > MAX_NODES or depth > 6:
-            return
-        if isinstance(part, list | tuple):
-            for entry in part[:50]:
-                self.take(entry, depth + 1)
-            return
-        if not is_mapping(part):
-            return
-        try:
-            entries = list(islice(part.items(), MAX_NODES))
-        except Exception:
-            return
-        for key, value in entries:
-            if not isinstance(key, str):
-                continue
-            name = str.lower(key)
-            if isinstance(value, str | int):
-                if name in _CODE_FIELDS:
-                    self.code(name, value)
-                if (name in _MESSAGE_FIELDS and isinstance(value, str)) or (
-                    name == "errors" and isinstance(value, str)
-                ):
-                    self.message(value)
-                elif name.endswith("error") and depth and isinstance(value, str):
-                    self.code(name, value)  # Google Ads: {"errorCode": {"quotaError": "RESOURCE_EXHAUSTED"}}
-            elif name in _WRAPPERS:
-                self.take(value, depth + 1)
-                if name in ("error", "errors") and isinstance(value, list):
-                    for entry in value[:50]:
-                        if isinstance(entry, str):
-                            self.message(entry)
-
-    def code(self, name: str, value: str | int) -> None:
-        if isinstance(value, bool):
-            return
-        if isinstance(value, int) or value.isdecimal():
-            number = integer(value)
-            if number is not None:
-                self.codes.add(f"{fold(name)}={number}")
-        elif _CODE.fullmatch(value):
-            if value in _GRPC_AS_HTTP and not self.grpc:
-                self.grpc = value
-            # com.amazonaws.dynamodb.v20120810#ThrottlingException · ThrottlingException:http://…
-            word = fold(value.rpartition("#")[2].partition(":http")[0])
-            self.codes.add(word)
-            if name in ("policyname", "category"):
-                self.codes.add(f"{name}={word}")
-
-    def message(self, value: str) -> None:
-        if len(self.messages) < 20 and value:
-            self.messages.append(value[:MAX_TEXT])
-
-    def attributes(self, error: object, have: Mapping[str, Any]) -> None:
-        """Codes that clients keep beside the body, or instead of it."""
-        for name in _CODE_ATTRIBUTES.intersection(have):
-            value = have[name]
-            if isinstance(value, str | int):
-                self.code(name, value)
-        operation = have.get("operation_name")
-        if isinstance(operation, str):
-            self.codes.add(f"operation={fold(operation[:120])}")
-        if isinstance(error, BaseException) and error.args and isinstance(error.args[0], int):
-            self.code("errno", error.args[0])
-        quota = read(have.get("failure"), "errors")  # Google Ads: a protobuf list
-        if quota is not None:
-            try:
-                for one in islice(quota, 20):
-                    name = read(one, "error_code", "quota_error", "name")
-                    if isinstance(name, str) and name not in ("UNSPECIFIED", "UNKNOWN"):
-                        self.codes.add(fold("quotaerror" + name))
-            except Exception:
-                return
-
-    def errortype(self, headers: Mapping[str, str]) -> None:
-        for name in ("x-amzn-errortype", "x-ms-error-code"):
-            if headers.get(name):
-                self.code("code", headers[name].partition(":")[0])
-        if headers.get("x-should-retry", "").lower() == "false":
-            self.codes.add(fold("x-should-retry=false"))
+    for argument in sequence(have.get("args")):
+        if not isinstance(argument, str | bytes):
+            yield argument
 
 
 def _plain(error: object, there: Mapping[str, Any]) -> str:
@@ -477,24 +297,3 @@ def _plain(error: object, there: Mapping[str, Any]) -> str:
     else:
         return ""
     return "" if content.lstrip()[:1] == "<" and "<HttpError" not in content[:20] else content
-
-
-_PRINTED = re.compile(r"Error code: \d{3} - (\{.*\})", re.DOTALL)
-_BOTOCORE = re.compile(
-    r"An error occurred \((\w{1,100})\) when calling the (\w{1,100}) operation(?: \(reached max retries: (\d{1,3})\))?"
-)
-_GRPC = re.compile(r"status = StatusCode\.([A-Z_]{1,30})")
-
-
-def document_in_text(message: str) -> Any:
-    """The body that a client printed into its message, for where only the text is left."""
-    try:
-        if printed := _PRINTED.search(message[:MAX_BODY]):
-            return ast.literal_eval(printed[1])
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return None
-    if aws := _BOTOCORE.search(message[:MAX_TEXT]):
-        return {"Error": {"Code": aws[1]}, "ResponseMetadata": {"RetryAttempts": int(aws[3] or 0)}}
-    if grpc := _GRPC.search(message[:MAX_TEXT]):
-        return {"status": grpc[1]}
-    return None

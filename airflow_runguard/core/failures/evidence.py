@@ -121,4 +121,4 @@ def _causes(error: BaseException, have: Mapping[str, Any]) -> list[BaseException
     named = [have[name] for name in _CAUSES if name in have]
     if "last_attempt" in have:  # tenacity; the method exception() would wait for an unfinished attempt
         named.append(read(have["last_attempt"], "_exception"))
-    return errors(named) + errors(error.args)
+    return errors(named) + errors(have.get("args"))

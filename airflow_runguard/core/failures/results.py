@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_runguard.core.failures.answer import Answer, answer_in, answer_of, pairs, parsed_text
+from airflow_runguard.core.failures.answer import Answer, answer_in, answer_of, pairs
+from airflow_runguard.core.failures.document import parsed_text
 from airflow_runguard.core.failures.reading import http_status, item, response_status
 from airflow_runguard.core.failures.rule import Rule, open_end, rate, refused
 

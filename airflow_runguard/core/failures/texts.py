@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from airflow_runguard.core.failures.answer import document_in_text
 from airflow_runguard.core.failures.book import installed
+from airflow_runguard.core.failures.document import document_in_text
 
 CAUSE = "The above exception was the direct cause of the following exception:"
 CONTEXT = "During handling of the above exception, another exception occurred:"

@@ -158,7 +158,10 @@ WORDS: tuple[Rule, ...] = (
         "payment declined; waiting does not change a decline",
         source="https://docs.stripe.com/declines/codes",
         statuses=range(400, 500),
-        codes=words("card_declined card_error do_not_honor payment_declined transaction_declined processor_declined"),
+        codes=words(
+            """card_declined card_error do_not_honor payment_declined transaction_declined processor_declined
+            insufficient_funds instrument_declined payment_method_declined issuer_declined"""
+        ),
     ),
     cap(
         "http-out-of-credit",
@@ -185,6 +188,19 @@ WORDS: tuple[Rule, ...] = (
             user_suspended organization_suspended tenant_suspended subscription_suspended"""
         ),
     ),
+    refused(
+        "http-card-declined-in-words",
+        "payment declined; it is the payer's money that is missing, not ours, and only the sentence says so",
+        source="https://docs.stripe.com/declines/codes",
+        text=prose(
+            r"\b(card|cardholder|payer|buyer|issuer|issuing bank|payment method)\b.{0,60}"
+            r"\b(declined|refused|(insufficient|not enough)\W+(\w+\W+){0,2}(funds|balance|credit)\b)"
+            r"|\b(insufficient|not enough)\W+(\w+\W+){0,2}(funds|balance|credit)\W+(on|in|of|with)\b.{0,30}"
+            r"\b(card|cardholder|payer|buyer)\b"
+            r"|\bdeclined by\b"
+        ),
+        statuses=frozenset({402}),
+    ),
     cap(
         "http-out-of-credit-in-words",
         "the account has no credit left or was suspended; only the sentence says so",
@@ -192,10 +208,18 @@ WORDS: tuple[Rule, ...] = (
         text=prose(
             r"(insufficient|not enough|out of|no( more)?|low|exhausted)\W+(\w+\W+){0,2}(credits?|balance)\b"
             r"|(credits?|balance)\W+(\w+\W+){0,3}(exhausted|used up|too low|depleted|insufficient)"
-            r"|(spend(ing)?|billing|budget) (hard )?limit|payment (is )?(required|overdue|past due)"
+            r"|(spend(ing)?|billing|budget) (hard )?limit|payment (is )?(overdue|past due)"
             r"|account (is |has been |was )?(temporarily )?(suspended|deactivated|disabled|past due)"
         ),
         statuses=frozenset({402, 403, 429}),
+    ),
+    cap(
+        "http-payment-required-in-words",
+        "the account must pay first; only the sentence says so",
+        source=RFC9110 + "#section-15.5.3",
+        text=prose(r"payment (is )?required"),
+        # Not 402: there every client writes "Payment Required" itself, of a declined card as well.
+        statuses=frozenset({403, 429}),
     ),
     daily(
         "http-daily-limit",
