@@ -84,7 +84,12 @@ class Functions:
                 return f"Airflow has no DAG {dag_id!r}"
             bundle = DagBundlesManager().get_bundle(where[0])  # type: ignore[no-untyped-call]
             bundle.initialize()
-            bag = BundleDagBag(dag_folder=bundle.path / where[1], bundle_path=bundle.path, bundle_name=bundle.name)
+            bag = BundleDagBag(
+                dag_folder=bundle.path / where[1],
+                bundle_path=bundle.path,
+                bundle_name=bundle.name,
+                safe_mode=False,  # it did define the DAG: one that is cut down to an error is not to be passed over
+            )
         except Exception as error:  # whatever a bundle or an import does: nobody can be asked
             log.warning("DAG %r cannot be loaded.", dag_id, exc_info=True)
             return f"DAG {dag_id!r} cannot be loaded: {type(error).__name__}: {error}"
