@@ -99,14 +99,35 @@ class Functions:
         return bag.dags.get(dag_id) or f"the file of DAG {dag_id!r} does not define it any more"
 
 
-def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | None) -> Data:
+class _Target(sqlguard.SqlTransaction):
+    """A target that many markers are looked up in: not reached once, it is not tried again for the others."""
+
+    _away: Exception | None = None
+
+    def _open(self) -> Any:
+        if self._away is not None:
+            raise self._away
+        try:
+            return super()._open()
+        except Exception as error:
+            self._away = error
+            raise
+
+
+def settle_markers(ledger: Ledger, *, actor: str) -> Data:
+    """Settle every doubt about a call of ``guard.sql`` by its marker, without a DAG. Answers as settle_all does."""
+    return settle_all(ledger, lambda record: "only markers are asked here", actor=actor, by_marker=True)
+
+
+def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | None) -> Data:
     """Ask about everything in doubt and book the answers.
 
-    :param scope: ``dag_id``, ``namespace``, ``prefix``; ``None`` = all.
+    :param scope: ``dag_id``, ``namespace``, ``prefix``; ``None`` = all. ``by_marker``: only what has a marker.
     :returns: what came of each doubtful call, and a summary.
     """
     asked: list[Data] = []
     told_to_wait: dict[tuple[str, str], str] = {}
+    targets: dict[str, _Target] = {}
     for record in _in_doubt(ledger, scope):
         task = (record.holder.dag_id, record.holder.task_id)
         found = who(record)
@@ -115,7 +136,10 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | None) -> 
         elif task in told_to_wait:
             findings = [core.Finding("", "wait", f"not asked, since another of its task was: {told_to_wait[task]}")]
         else:
-            answer = sqlguard.answers(None if isinstance(found, str) else found)
+            answer = sqlguard.answers(
+                None if isinstance(found, str) else found,
+                lambda conn_id: targets.setdefault(conn_id, _Target(conn_id)),
+            )
             findings = core.settle(ledger, record, answer, _dump(record), skip=set(), actor=actor)
         for finding in findings or [core.Finding("", "nobody", "none of its calls is known to the ledger")]:
             why = found if finding.word == "nobody" and finding.call and isinstance(found, str) else finding.why
@@ -128,7 +152,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | None) -> 
     return {"said": "\n".join((said, *lines)), "asked": asked, "settled": settled}
 
 
-def _in_doubt(ledger: Ledger, scope: Mapping[str, str | None]) -> Iterator[Record]:
+def _in_doubt(ledger: Ledger, scope: Mapping[str, str | bool | None]) -> Iterator[Record]:
     after = 0
     while page := ledger.list(state="in_doubt", after=after, **scope):  # type: ignore[arg-type]
         yield from page

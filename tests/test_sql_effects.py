@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 from airflow_runguard.core import guard
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Effect, State
+from airflow_runguard.listener import Caretaker
+from airflow_runguard.reconcile import settle_markers
 from airflow_runguard.sqlguard import SqlTransaction
 from tests.core import engine
 from tests.core.accidents import until
@@ -85,7 +90,7 @@ def test_p02_it_is_booked_once_and_given_back(target: Target, ledger_url: str, l
 
 
 @pytest.mark.parametrize("step", ["before the marker", "in the transaction", "after the commit"])
-def test_p03_after_a_kill_the_marker_decides_and_nobody_is_asked(
+def test_p03_r33_after_a_kill_the_marker_decides_and_nobody_is_asked(
     target: Target, ledger_url: str, ledger: Ledger, step: str
 ) -> None:
     assert target.attempt(ledger_url, order("first"), booking(target, "first")) == guard.Done(1, replayed=False)
@@ -99,6 +104,83 @@ def test_p03_after_a_kill_the_marker_decides_and_nobody_is_asked(
     assert "resolved" in [event.kind for event in ledger.events(2)], "the doubt was settled by the marker"
     (call,) = ledger.calls(2)
     assert call.state is CallState.DONE
+
+
+WITH_HOOK = pytest.mark.parametrize("target", ["postgresql", "sqlite"], indirect=True)
+"""Those whose hook Airflow has here: MySQL's driver has no wheel."""
+
+
+@WITH_HOOK
+@pytest.mark.parametrize("step", ["before the marker", "in the transaction", "after the commit"])
+def test_p03_r33_the_caretaker_settles_a_dead_holder_by_its_marker_without_a_dag(
+    target: Target, ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", ledger_url)
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", engine.DEPLOYMENT)
+    target.attempt(ledger_url, order("first"), booking(target, "first"))
+    Worker(target, ledger_url, "k", step).die()
+    (_, dead) = ledger.list()
+    assert dead.lease_until is not None
+    until(lambda: ledger.check()["now"], lambda now: now > dead.lease_until)
+    Caretaker().round()
+    until(lambda: ledger.list()[1].state, lambda state: state not in (State.RUNNING, State.IN_DOUBT))
+    assert ledger.list()[1].state is State.PENDING, "the rest of the task goes on with the next try"
+    (call,) = ledger.calls(dead.id)
+    assert call.state is (CallState.DONE if step == "after the commit" else CallState.PENDING)
+    (resolved,) = [event for event in ledger.events(dead.id) if event.kind == "resolved"]
+    assert resolved.actor.startswith("caretaker ")
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(2, replayed=False)
+    assert target.rows() == [(1, "first"), (2, "k")]
+
+
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p10_markers_that_cannot_be_reached_stay_in_doubt_and_are_tried_once_a_round(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    for key in ("a", "b"):
+        Worker(target, ledger_url, key, "in the transaction").die()
+    until(lambda: [record.state for record in swept(ledger)], lambda states: states == [State.IN_DOUBT] * 2)
+    with socket.create_server(("127.0.0.1", 0)) as away:
+        came = accepts(away)
+        port = away.getsockname()[1]
+        Target("postgresql", f"postgresql://u@127.0.0.1:{port}/x?sslmode=disable&gssencmode=disable").use()
+        asked = settle_markers(ledger, actor="sweep")["asked"]
+        assert [line["outcome"] for line in asked] == ["error", "error"]
+        assert len(came) == 1
+    target.use()
+    assert settle_markers(ledger, actor="sweep")["settled"] == 2
+    assert settle_markers(ledger, actor="sweep")["asked"] == []
+
+
+def swept(ledger: Ledger) -> list[Any]:
+    ledger.sweep("sweep")
+    return ledger.list()
+
+
+def accepts(server: socket.socket) -> list[Any]:
+    """Hangs up on everybody; who came."""
+    came: list[Any] = []
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, who = server.accept()
+                came.append(who)
+                connection.close()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return came
+
+
+def test_p02_r46_a_success_that_was_never_reported_is_given_back_with_the_target_away(
+    target: Target, ledger_url: str
+) -> None:
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(1, replayed=False)
+
+    def away(conn_id: str) -> SqlTransaction:
+        raise AssertionError("finished work opens no database")
+
+    assert target.attempt(ledger_url, order(), booking(target), transaction=away) == guard.Done(1, replayed=True)
 
 
 def test_p03_a_target_without_the_markers_table_is_perhaps_another_one_and_proves_nothing(
