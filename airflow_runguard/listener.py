@@ -3,8 +3,8 @@
 Every few seconds it hears answers that a form was given and its task did not get, wakes parked tasks that were settled
 elsewhere, and tells people; once a minute it settles what died, and by its marker what ``guard.sql`` left in doubt. The
 markers are in other databases, which may hang, so they are asked on a thread of their own. All of it may run many times
-(in several triggerers at once), or not at all: the next claim, the parked task's own look and the commands ``sweep`` and
-``reconcile`` do the same, later.
+(in several triggerers at once), or not at all: the next claim, the parked task's own look and commands (``sweep``,
+``reconcile``) do the same, later.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -131,6 +132,18 @@ def test_p03_r33_the_caretaker_settles_a_dead_holder_by_its_marker_without_a_dag
     assert resolved.actor.startswith("caretaker ")
     assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(2, replayed=False)
     assert target.rows() == [(1, "first"), (2, "k")]
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+def test_p03_a_look_waits_longer_for_a_locked_database_than_sqlite_does_by_itself(target: Target) -> None:
+    transaction = target.transaction("orders")
+    target.run(transaction._dialect.ddl)
+    with contextlib.closing(sqlite3.connect(target.url, isolation_level=None, check_same_thread=False)) as writer:
+        writer.execute("begin immediate")
+        release = threading.Timer(6.0, writer.rollback)
+        release.start()
+        assert transaction.void("k", 1) == ("void", None)
+        release.join()
 
 
 @pytest.mark.parametrize("target", ["postgresql"], indirect=True)
