@@ -24,6 +24,7 @@ from airflow_runguard.core import reconcile as core
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, CallState, Effect, Identity, Record, Result
+from airflow_runguard.core.work import IN_SQL, Doubt, Reconcile, StillUnknown, said
 from airflow_runguard.entry import is_test
 from airflow_runguard.options import Guard
 
@@ -100,18 +101,34 @@ class Functions:
 
 
 class _Target(sqlguard.SqlTransaction):
-    """A target that many markers are looked up in: not reached once, it is not tried again for the others."""
+    """A target that many markers are looked up in."""
 
-    _away: Exception | None = None
+    away = ""
+    """Why it cannot be reached."""
 
     def _open(self) -> Any:
-        if self._away is not None:
-            raise self._away
         try:
             return super()._open()
         except Exception as error:
-            self._away = error
+            self.away = said(error)
             raise
+
+
+class _Targets:
+    """The targets of one round: one that cannot be reached is tried once, not once for each of its markers."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Target] = {}
+
+    def answers(self, on_doubt: object) -> Reconcile:
+        ask = sqlguard.answers(on_doubt, lambda conn_id: self._known.setdefault(conn_id, _Target(conn_id)))
+
+        def answer(doubt: Doubt) -> Any:
+            conn_id = str(doubt.call.intent.get(IN_SQL))
+            away = self._known[conn_id].away if conn_id in self._known else ""
+            return StillUnknown(f"not asked, since {conn_id!r} cannot be reached ({away})") if away else ask(doubt)
+
+        return answer
 
 
 def settle_markers(ledger: Ledger, *, actor: str) -> Data:
@@ -127,7 +144,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | No
     """
     asked: list[Data] = []
     told_to_wait: dict[tuple[str, str], str] = {}
-    targets: dict[str, _Target] = {}
+    targets = _Targets()
     for record in _in_doubt(ledger, scope):
         task = (record.holder.dag_id, record.holder.task_id)
         found = who(record)
@@ -136,10 +153,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | No
         elif task in told_to_wait:
             findings = [core.Finding("", "wait", f"not asked, since another of its task was: {told_to_wait[task]}")]
         else:
-            answer = sqlguard.answers(
-                None if isinstance(found, str) else found,
-                lambda conn_id: targets.setdefault(conn_id, _Target(conn_id)),
-            )
+            answer = targets.answers(None if isinstance(found, str) else found)
             findings = core.settle(ledger, record, answer, _dump(record), skip=set(), actor=actor)
         for finding in findings or [core.Finding("", "nobody", "none of its calls is known to the ledger")]:
             why = found if finding.word == "nobody" and finding.call and isinstance(found, str) else finding.why
