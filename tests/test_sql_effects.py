@@ -21,6 +21,7 @@ from airflow_runguard.core.record import CallState, Effect, State
 from airflow_runguard.listener import Caretaker
 from airflow_runguard.reconcile import settle_markers
 from airflow_runguard.sqlguard import SqlTransaction
+from airflow_runguard.upkeep import SweepOperator
 from tests.core import engine
 from tests.core.accidents import until
 from tests.core.books import empty_database
@@ -132,6 +133,22 @@ def test_p03_r33_the_caretaker_settles_a_dead_holder_by_its_marker_without_a_dag
     assert resolved.actor.startswith("caretaker ")
     assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(2, replayed=False)
     assert target.rows() == [(1, "first"), (2, "k")]
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+def test_p10_where_no_triggerer_runs_the_sweep_operator_asks_the_markers(
+    target: Target, ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", ledger_url)
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", engine.DEPLOYMENT)
+    Worker(target, ledger_url, "k", "after the commit").die()
+    (dead,) = ledger.list()
+    assert dead.lease_until is not None
+    until(lambda: ledger.check()["now"], lambda now: now > dead.lease_until)
+    said = SweepOperator(task_id="sweep").execute({})
+    assert said["in_doubt"] == ["billing/k"]
+    assert [line["outcome"] for line in said["markers"]] == ["happened"]
+    assert ledger.calls(dead.id)[0].state is CallState.DONE
 
 
 @pytest.mark.parametrize("target", ["sqlite"], indirect=True)
