@@ -196,11 +196,29 @@ class Entry:
                 record = ledger.get(work.order.identity)
                 text = how.message if isinstance(how, core.Ended) else how.reason
                 ledger.tell(record.id if record else 0, record.generation if record else 0, how.tells, text)
-        if not isinstance(how, core.InDoubt) or is_test():
+        if not isinstance(how, core.InDoubt):
             return how
+        goes_on = self._goes_on(ledger, work.order)
+        if goes_on is not None or is_test():
+            return goes_on or how
         if how.seconds is not None and (how.who == "reconcile" or early):
             return core.Waiting(how.message, how.seconds)
         return how if how.who == "replay" else self._ask(ledger, work, how, options)
+
+    @staticmethod
+    def _goes_on(ledger: Ledger, order: Order) -> core.Waiting | None:
+        """Where all that is in doubt are jobs that the next claim attaches to, nobody has to be asked: come back."""
+        record = ledger.get(order.identity)
+        if record is None or record.state is not State.IN_DOUBT or record.broken or record.claims >= order.max_claims:
+            return None
+        calls = human.doubtful(record, ledger.calls(record.id))
+        if not calls or not all(call.submitted for call in calls):
+            return None
+        jobs = ", ".join(call.external_id for call in calls)
+        what = (
+            f"{order.identity} goes on at the vendor (job {jobs}). Nothing is sent again, this task comes back to it."
+        )
+        return core.Waiting(what, core.SOON, record_id=record.id)
 
     def _ask(self, ledger: Ledger, work: core.Work, how: core.InDoubt, options: Settings) -> core.How:
         """Park with a form about the record; give up where nobody answered for too long."""

@@ -1,8 +1,10 @@
 """The caretaker: a thread in each triggerer that looks after records which nobody holds.
 
 Every few seconds it hears answers that a form was given and its task did not get, wakes parked tasks that were settled
-elsewhere, and tells people; once a minute it settles what died. All of it may run many times, in several triggerers at
-once, or not at all: the next claim, the parked task's own look and ``airflow runguard sweep`` do the same, later.
+elsewhere, and tells people; once a minute it settles what died, and by its marker what ``guard.sql`` left in doubt. The
+markers are in other databases, which may hang, so they are asked on a thread of their own. All of it may run many times
+(in several triggerers at once), or not at all: the next claim, the parked task's own look and commands (``sweep``,
+``reconcile``) do the same, later.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Caretaker:
     def __init__(self) -> None:
         self.name = f"caretaker {socket.gethostname()}:{os.getpid()}"
         self._swept_at = 0.0
+        self._markers: threading.Thread | None = None
         self._complained = ""
 
     def run(self) -> None:
@@ -84,8 +87,25 @@ class Caretaker:
             for identity, state in ledger.sweep(self.name):
                 log.info("The holder of %s died; it is %s now.", identity, state)
             measures.gauge(ledger)
+            if self._markers is None or not self._markers.is_alive():
+                name = "runguard-markers"
+                self._markers = threading.Thread(target=self.ask_markers, args=(options,), name=name, daemon=True)
+                self._markers.start()
         attend(ledger)
         notices.send(ledger, notices.load(options.notifiers), self.name)
+
+    def ask_markers(self, options: Settings) -> None:
+        """Settle by their markers the doubts that need no DAG, on a connection of its own."""
+        from airflow_runguard.reconcile import settle_markers
+
+        try:
+            ledger = Ledger(connect_ledger(options), deployment=options.deployment)
+            try:
+                settle_markers(ledger, actor=self.name)
+            finally:
+                ledger.close()
+        except Exception as error:
+            log.warning("The caretaker could not ask the markers: %s", error)
 
 
 def attend(ledger: Ledger) -> None:

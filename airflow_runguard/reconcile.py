@@ -24,6 +24,7 @@ from airflow_runguard.core import reconcile as core
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, CallState, Effect, Identity, Record, Result
+from airflow_runguard.core.work import IN_SQL, Doubt, Reconcile, StillUnknown, said
 from airflow_runguard.entry import is_test
 from airflow_runguard.options import Guard
 
@@ -84,7 +85,12 @@ class Functions:
                 return f"Airflow has no DAG {dag_id!r}"
             bundle = DagBundlesManager().get_bundle(where[0])  # type: ignore[no-untyped-call]
             bundle.initialize()
-            bag = BundleDagBag(dag_folder=bundle.path / where[1], bundle_path=bundle.path, bundle_name=bundle.name)
+            bag = BundleDagBag(
+                dag_folder=bundle.path / where[1],
+                bundle_path=bundle.path,
+                bundle_name=bundle.name,
+                safe_mode=False,  # it did define the DAG: one that is cut down to an error is not to be passed over
+            )
         except Exception as error:  # whatever a bundle or an import does: nobody can be asked
             log.warning("DAG %r cannot be loaded.", dag_id, exc_info=True)
             return f"DAG {dag_id!r} cannot be loaded: {type(error).__name__}: {error}"
@@ -94,14 +100,51 @@ class Functions:
         return bag.dags.get(dag_id) or f"the file of DAG {dag_id!r} does not define it any more"
 
 
-def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | None) -> Data:
+class _Target(sqlguard.SqlTransaction):
+    """A target that many markers are looked up in."""
+
+    away = ""
+    """Why it cannot be reached."""
+
+    def _open(self) -> Any:
+        try:
+            return super()._open()
+        except Exception as error:
+            self.away = said(error)
+            raise
+
+
+class _Targets:
+    """The targets of one round: one that cannot be reached is tried once, not once for each of its markers."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Target] = {}
+
+    def answers(self, on_doubt: object) -> Reconcile:
+        ask = sqlguard.answers(on_doubt, lambda conn_id: self._known.setdefault(conn_id, _Target(conn_id)))
+
+        def answer(doubt: Doubt) -> Any:
+            conn_id = str(doubt.call.intent.get(IN_SQL))
+            away = self._known[conn_id].away if conn_id in self._known else ""
+            return StillUnknown(f"not asked, since {conn_id!r} cannot be reached ({away})") if away else ask(doubt)
+
+        return answer
+
+
+def settle_markers(ledger: Ledger, *, actor: str) -> Data:
+    """Settle every doubt about a call of ``guard.sql`` by its marker, without a DAG. Answers as settle_all does."""
+    return settle_all(ledger, lambda record: "only markers are asked here", actor=actor, by_marker=True)
+
+
+def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | None) -> Data:
     """Ask about everything in doubt and book the answers.
 
-    :param scope: ``dag_id``, ``namespace``, ``prefix``; ``None`` = all.
+    :param scope: ``dag_id``, ``namespace``, ``prefix``; ``None`` = all. ``by_marker``: only what has a marker.
     :returns: what came of each doubtful call, and a summary.
     """
     asked: list[Data] = []
     told_to_wait: dict[tuple[str, str], str] = {}
+    targets = _Targets()
     for record in _in_doubt(ledger, scope):
         task = (record.holder.dag_id, record.holder.task_id)
         found = who(record)
@@ -110,7 +153,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | None) -> 
         elif task in told_to_wait:
             findings = [core.Finding("", "wait", f"not asked, since another of its task was: {told_to_wait[task]}")]
         else:
-            answer = sqlguard.answers(None if isinstance(found, str) else found)
+            answer = targets.answers(None if isinstance(found, str) else found)
             findings = core.settle(ledger, record, answer, _dump(record), skip=set(), actor=actor)
         for finding in findings or [core.Finding("", "nobody", "none of its calls is known to the ledger")]:
             why = found if finding.word == "nobody" and finding.call and isinstance(found, str) else finding.why
@@ -123,7 +166,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | None) -> 
     return {"said": "\n".join((said, *lines)), "asked": asked, "settled": settled}
 
 
-def _in_doubt(ledger: Ledger, scope: Mapping[str, str | None]) -> Iterator[Record]:
+def _in_doubt(ledger: Ledger, scope: Mapping[str, str | bool | None]) -> Iterator[Record]:
     after = 0
     while page := ledger.list(state="in_doubt", after=after, **scope):  # type: ignore[arg-type]
         yield from page

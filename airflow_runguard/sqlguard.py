@@ -47,7 +47,7 @@ DDL = """create table if not exists runguard_marker (
 class _Dialect:
     begin: tuple[str, ...]
     patience: tuple[str, ...] = ()
-    """How long to wait for a lock; PostgreSQL and MySQL wait for ever, or for long, by default."""
+    """How long to wait for a lock; by default PostgreSQL and MySQL wait for ever, or for long, and SQLite for 5 s."""
     text: str = "text"
     engine: str = ""
     undone: Callable[[BaseException], bool] = lambda error: False
@@ -75,7 +75,7 @@ DIALECTS = {
         engine=" engine = InnoDB",
         undone=_deadlock,
     ),
-    "sqlite": _Dialect(begin=("begin",)),
+    "sqlite": _Dialect(begin=("begin",), patience=(f"pragma busy_timeout = {LOCK_WAIT * 1000}",)),
 }
 
 

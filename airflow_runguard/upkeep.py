@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_runguard import commands, notices
+from airflow_runguard import commands, notices, reconcile
 from airflow_runguard.audit import audit
 from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class SweepOperator(BaseOperator):
-    """Settle what dead holders left behind, and send the notices that are due.
+    """Settle what dead holders left behind and what a marker of ``guard.sql`` can settle; send the due notices.
 
-    :returns: what ``airflow runguard sweep`` says: the records now in doubt, and those that the next try runs.
+    :returns: what ``airflow runguard sweep`` says: the records that came in doubt, and those that the next try runs;
+        and as ``markers`` what the markers said.
     :raises LedgerUnavailable: the ledger is out of reach; the next run sweeps.
     """
 
@@ -32,6 +33,7 @@ class SweepOperator(BaseOperator):
             ledger.check()
             actor = f"{self.dag_id}.{self.task_id}"
             swept = commands.sweep(ledger, actor=actor)
+            swept["markers"] = reconcile.settle_markers(ledger, actor=actor)["asked"]
             told = notices.send(ledger, notices.load(options.notifiers), actor)
         finally:
             ledger.close()

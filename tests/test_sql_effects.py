@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,7 +18,10 @@ import pytest
 from airflow_runguard.core import guard
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Effect, State
+from airflow_runguard.listener import Caretaker
+from airflow_runguard.reconcile import settle_markers
 from airflow_runguard.sqlguard import SqlTransaction
+from airflow_runguard.upkeep import SweepOperator
 from tests.core import engine
 from tests.core.accidents import until
 from tests.core.books import empty_database
@@ -85,7 +92,7 @@ def test_p02_it_is_booked_once_and_given_back(target: Target, ledger_url: str, l
 
 
 @pytest.mark.parametrize("step", ["before the marker", "in the transaction", "after the commit"])
-def test_p03_after_a_kill_the_marker_decides_and_nobody_is_asked(
+def test_p03_r33_after_a_kill_the_marker_decides_and_nobody_is_asked(
     target: Target, ledger_url: str, ledger: Ledger, step: str
 ) -> None:
     assert target.attempt(ledger_url, order("first"), booking(target, "first")) == guard.Done(1, replayed=False)
@@ -99,6 +106,111 @@ def test_p03_after_a_kill_the_marker_decides_and_nobody_is_asked(
     assert "resolved" in [event.kind for event in ledger.events(2)], "the doubt was settled by the marker"
     (call,) = ledger.calls(2)
     assert call.state is CallState.DONE
+
+
+WITH_HOOK = pytest.mark.parametrize("target", ["postgresql", "sqlite"], indirect=True)
+"""Those whose hook Airflow has here: MySQL's driver has no wheel."""
+
+
+@WITH_HOOK
+@pytest.mark.parametrize("step", ["before the marker", "in the transaction", "after the commit"])
+def test_p03_r33_the_caretaker_settles_a_dead_holder_by_its_marker_without_a_dag(
+    target: Target, ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", ledger_url)
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", engine.DEPLOYMENT)
+    target.attempt(ledger_url, order("first"), booking(target, "first"))
+    Worker(target, ledger_url, "k", step).die()
+    (_, dead) = ledger.list()
+    assert dead.lease_until is not None
+    until(lambda: ledger.check()["now"], lambda now: now > dead.lease_until)
+    Caretaker().round()
+    until(lambda: ledger.list()[1].state, lambda state: state not in (State.RUNNING, State.IN_DOUBT))
+    assert ledger.list()[1].state is State.PENDING, "the rest of the task goes on with the next try"
+    (call,) = ledger.calls(dead.id)
+    assert call.state is (CallState.DONE if step == "after the commit" else CallState.PENDING)
+    (resolved,) = [event for event in ledger.events(dead.id) if event.kind == "resolved"]
+    assert resolved.actor.startswith("caretaker ")
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(2, replayed=False)
+    assert target.rows() == [(1, "first"), (2, "k")]
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+def test_p10_where_no_triggerer_runs_the_sweep_operator_asks_the_markers(
+    target: Target, ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", ledger_url)
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", engine.DEPLOYMENT)
+    Worker(target, ledger_url, "k", "after the commit").die()
+    (dead,) = ledger.list()
+    assert dead.lease_until is not None
+    until(lambda: ledger.check()["now"], lambda now: now > dead.lease_until)
+    said = SweepOperator(task_id="sweep").execute({})
+    assert said["in_doubt"] == ["billing/k"]
+    assert [line["outcome"] for line in said["markers"]] == ["happened"]
+    assert ledger.calls(dead.id)[0].state is CallState.DONE
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+def test_p03_a_look_waits_longer_for_a_locked_database_than_sqlite_does_by_itself(target: Target) -> None:
+    transaction = target.transaction("orders")
+    target.run(transaction._dialect.ddl)
+    with contextlib.closing(sqlite3.connect(target.url, isolation_level=None, check_same_thread=False)) as writer:
+        writer.execute("begin immediate")
+        release = threading.Timer(6.0, writer.rollback)
+        release.start()
+        assert transaction.void("k", 1) == ("void", None)
+        release.join()
+
+
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p10_markers_that_cannot_be_reached_stay_in_doubt_and_are_tried_once_a_round(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    for key in ("a", "b"):
+        Worker(target, ledger_url, key, "in the transaction").die()
+    until(lambda: [record.state for record in swept(ledger)], lambda states: states == [State.IN_DOUBT] * 2)
+    with socket.create_server(("127.0.0.1", 0)) as away:
+        came = accepts(away)
+        port = away.getsockname()[1]
+        Target("postgresql", f"postgresql://u@127.0.0.1:{port}/x?sslmode=disable&gssencmode=disable").use()
+        asked = settle_markers(ledger, actor="sweep")["asked"]
+        assert [line["outcome"] for line in asked] == ["error", "still_unknown"]
+        assert len(came) == 1
+    target.use()
+    assert settle_markers(ledger, actor="sweep")["settled"] == 2
+    assert settle_markers(ledger, actor="sweep")["asked"] == []
+
+
+def swept(ledger: Ledger) -> list[Any]:
+    ledger.sweep("sweep")
+    return ledger.list()
+
+
+def accepts(server: socket.socket) -> list[Any]:
+    """Hangs up on everybody; who came."""
+    came: list[Any] = []
+
+    def listen() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, who = server.accept()
+                came.append(who)
+                connection.close()
+
+    threading.Thread(target=listen, daemon=True).start()
+    return came
+
+
+def test_p02_r46_a_success_that_was_never_reported_is_given_back_with_the_target_away(
+    target: Target, ledger_url: str
+) -> None:
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(1, replayed=False)
+
+    def away(conn_id: str) -> SqlTransaction:
+        raise AssertionError("finished work opens no database")
+
+    assert target.attempt(ledger_url, order(), booking(target), transaction=away) == guard.Done(1, replayed=True)
 
 
 def test_p03_a_target_without_the_markers_table_is_perhaps_another_one_and_proves_nothing(
@@ -120,12 +232,15 @@ def _never(context: guard.GuardContext) -> None:
     raise RuntimeError("this body makes no call")
 
 
-@pytest.mark.parametrize("step", ["before the marker", "in the transaction"])
+SLEEPERS = [(kind, step) for kind in KINDS for step in ("before the marker", "in the transaction")]
+
+
+@pytest.mark.parametrize(
+    ("target", "step"), [one for one in SLEEPERS if one != ("sqlite", "in the transaction")], indirect=["target"]
+)
 def test_p05_a_sleeper_that_wakes_up_after_another_has_done_it_commits_nothing(
     target: Target, ledger_url: str, ledger: Ledger, step: str
 ) -> None:
-    if target.kind == "sqlite" and step == "in the transaction":
-        pytest.xfail("SQLite has one writer: while the sleeper's transaction is open nobody else can book anything")
     target.attempt(ledger_url, order("first"), booking(target, "first"))
     worker = Worker(target, ledger_url, "k", step)
     worker.process.send_signal(signal.SIGSTOP)
@@ -139,6 +254,27 @@ def test_p05_a_sleeper_that_wakes_up_after_another_has_done_it_commits_nothing(
     worker.go_on()
     assert target.rows() == [(1, "first"), (how.value, "k")]
     assert [record.state for record in ledger.list()] == [State.DONE, State.DONE]
+
+
+@pytest.mark.parametrize("target", ["sqlite"], indirect=True)
+def test_p05_a_sleeper_that_has_locked_sqlite_leaves_doubt_until_it_wakes_up_and_then_it_is_booked_once(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    """SQLite has one writer: while the sleeper's transaction is open nobody can void its marker, so nobody knows."""
+    target.attempt(ledger_url, order("first"), booking(target, "first"))
+    worker = Worker(target, ledger_url, "k", "in the transaction")
+    worker.process.send_signal(signal.SIGSTOP)
+    try:
+        how = until(
+            lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
+        )
+        assert isinstance(how, guard.InDoubt)
+        assert target.rows() == [(1, "first")]
+    finally:
+        worker.process.send_signal(signal.SIGCONT)
+    worker.go_on()
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(2, replayed=False)
+    assert target.rows() == [(1, "first"), (2, "k")]
 
 
 def test_p03_what_the_function_raises_is_rolled_back_and_proven_not_applied(

@@ -63,7 +63,9 @@ def never_ran(value: object) -> bool:
 
 
 def _accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come. An error given back is raised."""
+    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
+    :raises BaseException: it is an error that was given back.
+    """
     if isinstance(value, BaseException):
         raise value
     if never_ran(value):

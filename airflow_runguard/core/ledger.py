@@ -579,10 +579,14 @@ class Ledger:
         namespace: str | None = None,
         prefix: str | None = None,
         needs_person: bool = False,
+        by_marker: bool = False,
         after: int = 0,
         limit: int = 100,
     ) -> list[Record]:
-        """A page of records in order of ``id``; go on with ``after=`` the last one's id."""
+        """A page of records in order of ``id``; go on with ``after=`` the last one's id.
+
+        :param by_marker: only those with a call of ``guard.sql`` in doubt, about which the target's marker is asked.
+        """
         parameters = {
             "deployment": self.deployment,
             "state": state,
@@ -590,6 +594,7 @@ class Ledger:
             "namespace": namespace,
             "prefix": prefix,
             "needs_person": needs_person,
+            "by_marker": by_marker,
             "after": after,
             "limit": limit,
         }

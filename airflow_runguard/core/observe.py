@@ -223,6 +223,7 @@ class ObservedContext(GuardContext):
         judge: Callable[[BaseException], Failure],
         *,
         attaches: bool = False,
+        reads: bool = False,
     ) -> T:
         """A job that is submitted, under the key that a guard would use; or an effect in SQL, whose marker is this
         attempt's own, so that it stops no other."""

@@ -64,6 +64,15 @@ def test_p02_a_job_is_submitted_once_and_its_result_given_back(api: BatchApi, le
     assert (the_call(ledger).external_id, the_call(ledger).state) == ("job-1", CallState.DONE)
 
 
+def test_p02_r46_a_jobs_success_that_was_never_reported_is_given_back_without_the_vendor(
+    api: BatchApi, ledger_url: str
+) -> None:
+    api.next_state = "succeeded"
+    first = attempt(ledger_url, order(), training(api.url))
+    again = attempt(ledger_url, order(), training("http://127.0.0.1:9"))
+    assert (first, again) == tuple(guard.Done("published model of job-1", replayed=said) for said in (False, True))
+
+
 @pytest.mark.parametrize("state", ["succeeded", "failed", "unknown", "running"])
 def test_p03_r30_after_a_kill_while_polling_the_next_try_attaches(
     api: BatchApi, ledger_url: str, ledger: Ledger, state: str

@@ -12,7 +12,16 @@ import pytest
 import requests
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout
 
-from airflow_runguard import Applied, NotApplied, StillUnknown, codec, guarded_task
+from airflow_runguard import (
+    Applied,
+    GuardContext,
+    NotApplied,
+    NotFound,
+    StillUnknown,
+    Succeeded,
+    codec,
+    guarded_task,
+)
 from airflow_runguard.core import keys
 from airflow_runguard.core.record import (
     CallState,
@@ -125,6 +134,48 @@ def test_r47_clearing_done_work_does_nothing_and_reopening_it_does_it_once(airfl
     assert again.result("pay") != first.result("pay")
     assert airflow.run(dag).result("pay") == again.result("pay")
     assert (airflow.record().generation, airflow.vendor.charges()) == (2, 2)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_p03_about_a_job_that_goes_on_nobody_is_asked(airflow, found):
+    """The body swallowed that the job could not be looked at. Where the vendor does not know it, a person is asked."""
+    looks: list[str] = []
+
+    def look(job: str) -> Any:
+        looks.append(job)
+        if len(looks) <= 3:
+            if found:
+                raise ConnectionError("no answer")
+            return NotFound("no such job")
+        return Succeeded("a model")
+
+    submitted: list[str] = []
+
+    def submit() -> str:
+        submitted.append("job-1")
+        return "job-1"
+
+    with airflow.dag() as dag:
+
+        @guarded_task(key="model", on_doubt="ask", **AGAIN)
+        def train(guard: GuardContext) -> Any:
+            try:
+                return guard.submit("train", submit, look, poll=0.01)
+            except Exception:
+                return "no model today"
+
+        train()
+    first = airflow.once(dag)
+    assert airflow.record().state is State.IN_DOUBT
+    if found:
+        assert first.states == {"train": "up_for_reschedule"}, first.log
+        assert "goes on at the vendor (job job-1)" in first.log
+        again = airflow.run(dag)
+        assert again.result("train") == "a model"
+    else:
+        assert first.states == {"train": "failed"}, first.log
+        assert "A person decides" in first.log
+    assert submitted == ["job-1"]
 
 
 @pytest.mark.parametrize("answer", ["applied", "not_applied", "unknown", "error"])

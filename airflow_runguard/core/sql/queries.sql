@@ -173,6 +173,8 @@ select r.*, runguard.broken(r) as broken, '' as seen
    and (%(namespace)s::text is null or r.namespace = %(namespace)s)
    and (%(prefix)s::text is null or starts_with(r.key, %(prefix)s))
    and (not %(needs_person)s or r.needs_person or r.state = 'in_doubt')
+   and (not %(by_marker)s or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
+                                        and c.state = 'in_doubt' and strpos(c.intent, '"runguard.sql"') > 0))
  order by r.id limit %(limit)s
 
 -- name: calls
