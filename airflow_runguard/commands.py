@@ -20,8 +20,9 @@ from airflow_runguard import explain as words
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
 from airflow_runguard.core.items import Changed, Items, Selection
-from airflow_runguard.core.ledger import Connect, Ledger
+from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, Event, Record, Result, State
+from airflow_runguard.core.seam import Connect
 from airflow_runguard.explain import command
 from airflow_runguard.refusals import Refused, refusal
 

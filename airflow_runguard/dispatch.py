@@ -24,7 +24,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_runguard import codec, commands, screen, stops
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError, RunGuardError
-from airflow_runguard.core.ledger import Connect, Ledger
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.seam import Connect
 
 RESUME_RATE = 5.0
 """What applies where no ``[runguard] resume_rate`` is at hand."""

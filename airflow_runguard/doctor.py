@@ -21,8 +21,9 @@ from psycopg.rows import dict_row
 from airflow_runguard.core.errors import RunGuardError
 from airflow_runguard.core.failures import SWITCHES
 from airflow_runguard.core.failures.book import GROUP
-from airflow_runguard.core.ledger import UPGRADE, Connect, Ledger, belongs
+from airflow_runguard.core.ledger import Ledger, belongs
 from airflow_runguard.core.record import SCHEMA_VERSION
+from airflow_runguard.core.seam import UPGRADE, Connect
 
 if TYPE_CHECKING:
     from airflow_runguard.config import Settings

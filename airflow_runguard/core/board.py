@@ -21,8 +21,9 @@ import psycopg
 from psycopg.rows import DictRow
 
 from airflow_runguard.core.errors import PlanningError
-from airflow_runguard.core.ledger import Ledger, queries
+from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
+from airflow_runguard.core.seam import queries
 
 FIRST, BUDGET = 500, 5_000
 """Lines that one statement may look at: the first of an answer, and each further one while too few fit."""

@@ -1,30 +1,22 @@
 """The only code that reads or writes records. Each method is one statement of ``sql/queries.sql``.
 
-Holds one connection, used by one thread. Foreign errors are mapped here, once: out of reach is
-:class:`LedgerUnavailable`, not usable is :class:`LedgerNotReady`. Serialisation failures, deadlocks and lost answers
-are repeated, which is safe: a claim is recognised by its nonce, a write by its fence. Decisions are the database's;
-this room only carries them.
+Holds one connection (``seam.py``), used by one thread. Decisions are the database's; this room only carries them. What
+people change is in ``people.py``, what stands beside the records in ``waits.py``; a :class:`Ledger` is all of it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import cache
-from importlib.resources import files
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import psycopg
-from psycopg import IsolationLevel
-from psycopg.abc import Buffer
-from psycopg.rows import DictRow, dict_row
-from psycopg.types.datetime import TimestamptzBinaryLoader
+from psycopg.rows import DictRow
 
-from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
+from airflow_runguard.core.errors import LedgerNotReady
+from airflow_runguard.core.people import People
 from airflow_runguard.core.record import (
     SCHEMA_VERSION,
     Call,
@@ -64,55 +56,15 @@ from airflow_runguard.core.rows import (
     speaks_for_body,
     word_of,
 )
+from airflow_runguard.core.seam import UPGRADE, queries, sent
 from airflow_runguard.core.series import Before, Place
+from airflow_runguard.core.waits import Waits
 
 log = logging.getLogger("airflow_runguard")
 
-T = TypeVar("T")
-Connect = Callable[[], "psycopg.Connection[Any]"]
 
-UPGRADE = "Run `airflow runguard db upgrade`."
-GRANTS = "Grant it what docs/operations.md lists for a worker."
-REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
-UNPREPARED = {"26000", "42P05", "0A000"}  # prepared statement is gone, taken or outdated: nothing happened
-NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
-ATTEMPTS = 20
-
-
-@cache
-def queries(name: str = "queries.sql") -> Mapping[str, str]:
-    """The blocks of one file of statements, by their names."""
-    text = files("airflow_runguard.core").joinpath("sql", name).read_text(encoding="utf-8")
-    blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
-    return dict(zip(blocks[::2], blocks[1::2], strict=True))
-
-
-class _Times(TimestamptzBinaryLoader):
-    """Times in binary, so that no DateStyle matters. ``None`` for one that Python cannot hold: only a damaged line has
-    it, and must not hide the others."""
-
-    def load(self, data: Buffer) -> datetime | None:  # type: ignore[override]
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return None
-
-
-class Ledger:
-    """One connection to the book.
-
-    :param connect: opens a psycopg connection; called again after a lost one.
-    :param deployment: whose records these are.
-    :raises PlanningError: ``connect`` gives something that is not a psycopg 3 connection.
-    """
-
-    def __init__(self, connect: Connect, *, deployment: str) -> None:
-        self._connect = connect
-        self.deployment = deployment
-        self._connection: psycopg.Connection[DictRow] | None = None
-        self._explicit = False
-        self.installation = ""
-        self.epoch = 0
+class Ledger(People, Waits):
+    """The book: what a holder changes, what is read, and the ledger itself."""
 
     # -- entering and holding ------------------------------------------------------------------------------------
 
@@ -323,152 +275,6 @@ class Ledger:
         rows = self._all("sweep", {"actor": actor, "limit": limit})
         return [(Identity(self.deployment, row["namespace"], row["key"]), State(row["state"])) for row in rows]
 
-    # -- people (each answers one word; anything but "ok" changed nothing) -----------------------------------------
-
-    def resolve(
-        self,
-        record_id: int,
-        answer: str,
-        *,
-        actor: str,
-        reason: str,
-        call: str | None = None,
-        result: bytes | None = None,
-        reference: str | None = None,
-        force: bool = False,
-        seen_fence: int | None = None,
-    ) -> str:
-        """Say what happened to a record in doubt: ``happened``, ``did_not_happen`` or ``failed``."""
-        return self._word(
-            "resolve",
-            record_id=record_id,
-            answer=answer,
-            call=call,
-            result=result,
-            reference=reference,
-            actor=actor,
-            reason=reason,
-            force=force,
-            seen_fence=seen_fence,
-        )
-
-    def reopen(
-        self, record_id: int, *, seen_generation: int, actor: str, reason: str, again_although_applied: bool = False
-    ) -> str:
-        """Order finished work anew, as the next generation."""
-        return self._word(
-            "reopen",
-            record_id=record_id,
-            seen_generation=seen_generation,
-            again_although_applied=again_although_applied,
-            actor=actor,
-            reason=reason,
-        )
-
-    def release(self, record_id: int, *, actor: str, reason: str, seen_fence: int | None = None) -> str:
-        """Take a record from its holder: to ``pending``, or to ``in_doubt`` where a call is open."""
-        return self._word("release", record_id=record_id, seen_fence=seen_fence, actor=actor, reason=reason)
-
-    def repair(self, record_id: int, *, seen: str, state: str | None, actor: str, reason: str) -> str:
-        """Accept a broken line as it stands (``state`` = ``None``) or give it a state."""
-        return self._word("repair", record_id=record_id, seen=seen, state=state, actor=actor, reason=reason)
-
-    def accept_payload(self, record_id: int, *, actor: str, reason: str) -> str:
-        """Let the next claim bring another payload."""
-        return self._word("accept_payload", record_id=record_id, actor=actor, reason=reason)
-
-    def rename(self, record_id: int, *, namespace: str, key: str, actor: str, reason: str) -> str:
-        """Give a finished or untouched record another name."""
-        return self._word("rename", record_id=record_id, namespace=namespace, key=key, actor=actor, reason=reason)
-
-    def bypass(
-        self, identity: Identity, *, result: bytes | None, reference: str | None, actor: str, reason: str
-    ) -> str:
-        """Book work that was done by hand. Answers ``ok``, or the state that the record is in instead."""
-        return self._word(
-            "bypass",
-            deployment=identity.deployment,
-            namespace=identity.namespace,
-            key=identity.key,
-            result=result,
-            reference=reference,
-            actor=actor,
-            reason=reason,
-        )
-
-    def resume_now(self, record_id: int, *, actor: str, reason: str, seen_fence: int | None = None) -> str:
-        """Let one paused record go on at once, if its gate lets it."""
-        return self._word("resume_now", record_id=record_id, seen_fence=seen_fence, actor=actor, reason=reason)
-
-    # -- what waits, who is asked, who is told ------------------------------------------------------------------------
-
-    def due(self, ids: Sequence[int]) -> set[int]:
-        """Which of these records a waiting task may look at again."""
-        return {row["id"] for row in self._all("due", {"ids": list(ids)})}
-
-    def watching(self, name: str, waits: int) -> None:
-        """Say that a process watches this ledger, and for how many waiting tasks."""
-        self._one("watching", {"name": name, "waits": waits})
-
-    def watched(self, fresh: float) -> int | None:
-        """For how many tasks triggerers wait here; ``None`` where none was heard of for so many seconds."""
-        row = self._one("watched", {"fresh": fresh})
-        return int(row["waits"]) if row["watched"] else None
-
-    def ask(self, record: Record, holder: Holder) -> None:
-        """Book that this task instance is parked with a form about the record."""
-        self._one(
-            "ask",
-            {
-                "record_id": record.id,
-                "generation": record.generation,
-                "ti_id": holder.ti_id,
-                "dag_id": holder.dag_id,
-                "task_id": holder.task_id,
-                "run_id": holder.run_id,
-                "map_index": holder.map_index,
-                "actor": str(holder),
-            },
-        )
-
-    def give_up_asking(self, record_id: int, *, seen_fence: int, actor: str, reason: str) -> str:
-        """Nobody answered in time: ``failed``, needs a person."""
-        return self._word("give_up_asking", record_id=record_id, seen_fence=seen_fence, actor=actor, reason=reason)
-
-    def questions(self, record_id: int | None = None) -> Sequence[Mapping[str, Any]]:
-        """The forms that are open, oldest first, each with its record's state now."""
-        return self._all("questions", {"deployment": self.deployment, "record_id": record_id})
-
-    def close_question(self, ti_id: str) -> None:
-        self._all("close_question", {"ti_id": ti_id})
-
-    def tell(self, record_id: int, generation: int, kind: str, reason: str) -> None:
-        """Book something that people are to be told; once per record, generation and kind."""
-        self._one(
-            "tell",
-            {
-                "deployment": self.deployment,
-                "record_id": record_id,
-                "generation": generation,
-                "kind": kind,
-                "reason": reason,
-            },
-        )
-
-    def take_notices(self, actor: str, limit: int = 20) -> Sequence[Mapping[str, Any]]:
-        """What is to be told and nobody else is telling."""
-        return self._all("take_notices", {"deployment": self.deployment, "actor": actor, "limit": limit})
-
-    def notice_sent(self, notice_id: int, error: str | None = None) -> None:
-        self._one("notice_sent", {"id": notice_id, "error": clean(error)})
-
-    def count_prevented(self, namespace: str) -> None:
-        """Count that a stored result was given back instead of a call."""
-        self._one("count_prevented", {"deployment": self.deployment, "namespace": namespace})
-
-    def prevented(self, days: int) -> int:
-        return int(self._one("prevented", {"deployment": self.deployment, "days": days})["times"])
-
     # -- audit and measures -------------------------------------------------------------------------------------------
 
     def audit(self, what: str, **rules: Any) -> Sequence[Mapping[str, Any]]:
@@ -478,46 +284,6 @@ class Ledger:
     def standing(self) -> Sequence[Mapping[str, Any]]:
         """How many records are not done, by state and failure class, and the age of the oldest in seconds."""
         return self._all("standing", {"deployment": self.deployment})
-
-    # -- gates and freezes -------------------------------------------------------------------------------------------
-
-    def close_gate(self, gate: str, *, until: datetime, rate: float, actor: str, reason: str) -> str:
-        """:param rate: slots a second for those that wait, where the gate has no rate of its own."""
-        return self._word(
-            "close_gate", deployment=self.deployment, gate=gate, until=until, rate=rate, actor=actor, reason=reason
-        )
-
-    def open_gate(self, gate: str, *, rate: float, actor: str, reason: str) -> str:
-        """Those that wait go on from now, paced; an answer from before this closes the gate no more."""
-        return self._word(
-            "open_gate", deployment=self.deployment, gate=gate, default_rate=rate, actor=actor, reason=reason
-        )
-
-    def set_rate(self, gate: str, *, rate: float | None, default: float, actor: str, reason: str) -> str:
-        """:param rate: slots a second; ``None`` = the default again."""
-        return self._word(
-            "set_rate",
-            deployment=self.deployment,
-            gate=gate,
-            rate=rate,
-            default_rate=default,
-            actor=actor,
-            reason=reason,
-        )
-
-    def gates(self, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
-        return self._all("gates", {"deployment": self.deployment, "gate": gate})
-
-    def freeze(self, scope: str, value: str = "", *, actor: str, reason: str) -> str:
-        """No new call starts: scope ``all``, ``dag_id``, ``namespace`` or ``key_prefix``."""
-        return self._word("freeze", deployment=self.deployment, scope=scope, value=value, actor=actor, reason=reason)
-
-    def thaw(self, scope: str, value: str = "", *, actor: str, reason: str) -> str:
-        return self._word("thaw", deployment=self.deployment, scope=scope, value=value, actor=actor, reason=reason)
-
-    def freezes(self, *, thawed: bool = False) -> Sequence[Mapping[str, Any]]:
-        """Those in force; with ``thawed`` also those that were."""
-        return self._all("freezes", {"deployment": self.deployment, "all": thawed})
 
     # -- the ledger itself -------------------------------------------------------------------------------------------
 
@@ -618,91 +384,6 @@ class Ledger:
             for row in self._all("events", {"record_id": record_id})
         ]
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    # -- the seam ----------------------------------------------------------------------------------------------------
-
-    def _statement(self, name: str) -> str:
-        return queries()[name]
-
-    def _word(self, name: str, **parameters: Any) -> str:
-        return str(self._one(name, parameters)["verdict"])
-
-    def _one(self, name: str, parameters: Mapping[str, Any]) -> DictRow:
-        return self._all(name, parameters)[0]
-
-    def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
-        statement = self._statement(name)
-        return self._carried(lambda connection: _sent(connection, statement, parameters))
-
-    def _carried(self, send: Callable[[psycopg.Connection[DictRow]], T], *, whole: bool = False) -> T:
-        """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""
-        sent = reconnected = False
-        for _ in range(ATTEMPTS):
-            asked = False
-            try:
-                connection = self._open()
-                asked = True
-                if self._explicit or whole:
-                    with connection.transaction():
-                        return send(connection)
-                return send(connection)
-            except psycopg.Error as error:
-                lost = self._connection is None or self._connection.broken or self._connection.closed
-                if lost:
-                    self.close()
-                    sent = sent or asked  # an error that did arrive means that nothing was carried out
-                if error.sqlstate == "RG001":
-                    self._explicit = True  # the role's isolation is another: say it with each transaction from now on
-                elif error.sqlstate in UNPREPARED and self._connection is not None:
-                    self._connection.prepare_threshold = None  # a pooler keeps none: send statements whole from now on
-                elif error.sqlstate in REPEATED:
-                    pass
-                elif lost and not reconnected and not isinstance(error, psycopg.errors.ConnectionTimeout):
-                    reconnected = True
-                else:
-                    raise self._translated(error, sent) from error
-            except BaseException:
-                self.close()  # a signal tore the statement: the connection's state is unknown
-                raise
-        raise LedgerUnavailable(f"The ledger refused {ATTEMPTS} times for serialisation. No call was made.")
-
-    def _open(self) -> psycopg.Connection[DictRow]:
-        if self._connection is None:
-            connection = self._connect()
-            if not isinstance(connection, psycopg.Connection):
-                raise PlanningError(
-                    f"The ledger's Connection gives a {type(connection).__module__} connection, not a psycopg 3 one.",
-                    "Install psycopg[binary]>=3.2, or set sqlalchemy_scheme=postgresql+psycopg in its extra.",
-                )
-            connection.rollback()
-            connection.autocommit = True
-            connection.isolation_level = IsolationLevel.READ_COMMITTED
-            _name_statements_apart(connection)
-            connection.row_factory = dict_row
-            connection.adapters.register_loader("timestamptz", _Times)
-            self._connection = connection
-        return self._connection
-
-    def _translated(self, error: psycopg.Error, sent: bool) -> Exception:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if error.sqlstate in NOT_READY:
-            return LedgerNotReady(f"The ledger cannot be used as it is: {said}. No call was made.", UPGRADE)
-        if error.sqlstate == "42501":
-            return LedgerNotReady(f"The ledger's role may not do this: {said}. No call was made.", GRANTS)
-        if error.sqlstate == "RG002":
-            return PlanningError(f"{said}. Nothing was changed.", "Say another state (`--set-state`).")
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
-            return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
-        return error
-
-
-def _sent(connection: psycopg.Connection[DictRow], statement: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
-    return connection.execute(statement, parameters, binary=True).fetchall()
-
 
 def _of_places(places: Sequence[Place]) -> dict[str, list[Any]]:
     columns = ("series", "place", "expected", "min_gap", "partial", "on_failed", "on_absent")
@@ -716,20 +397,20 @@ def _claim_in_turn(connection: psycopg.Connection[DictRow], order: Order, holder
     while True:
         may_run = True
         if order.place.waits:
-            (turn,) = _sent(connection, queries()["take_turn"], place)
+            (turn,) = sent(connection, queries()["take_turn"], place)
             if turn["verdict"] != "go":
                 return {**turn, "verdict": Verdict.PREVIOUS, "so": turn["verdict"]}
             may_run = turn["standing"] != "replay"
         refused = ""
         with connection.transaction():  # of its own: undone where it may not stand
-            (row,) = _sent(connection, queries()["claim"], claim_parameters(order, holder))
+            (row,) = sent(connection, queries()["claim"], claim_parameters(order, holder))
             runs = row["verdict"] == Verdict.RUN
             if not row["record_id"]:
                 return row
             elif runs and not may_run:  # it was done, and a person reopened it since: look again
                 refused = "again"
                 raise psycopg.Rollback
-            (taken,) = _sent(
+            (taken,) = sent(
                 connection,
                 queries()["take_place"],
                 {**place, "record_id": row["record_id"], "waits": order.place.waits and runs},
@@ -740,18 +421,6 @@ def _claim_in_turn(connection: psycopg.Connection[DictRow], order: Order, holder
             raise psycopg.Rollback
         if refused == "place":
             return {**row, "verdict": Verdict.REFUSED, "reason": "place"}
-
-
-def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:
-    """Number this connection's prepared statements from a random start. Behind a pooler, another client's ``_pg3_0``
-    may be a different statement; under a name of our own it is ours or not there. psycopg has no setting for it: where
-    its counter is not found, nothing is prepared.
-    """
-    manager: Any = getattr(connection, "_prepared", None)
-    if isinstance(getattr(manager, "_prepared_idx", None), int):
-        manager._prepared_idx = secrets.randbits(60)
-    else:
-        connection.prepare_threshold = None
 
 
 def belongs(deployment: str, bound: str) -> bool:

@@ -15,9 +15,10 @@ import pytest
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.leases import Leases
-from airflow_runguard.core.ledger import Ledger, queries
+from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Claim, Order, Outcome, Result, Settlement, State, Verdict
 from airflow_runguard.core.rows import claim_parameters
+from airflow_runguard.core.seam import queries
 from tests.core import books, engine
 from tests.core.books import bring, enter, kinds, line, state_of
 

@@ -1,0 +1,165 @@
+"""One connection to the book: how a statement is sent, repeated, and what its errors mean.
+
+Foreign errors are mapped here, once: out of reach is :class:`LedgerUnavailable`, not usable is :class:`LedgerNotReady`.
+Serialisation failures, deadlocks and lost answers are repeated, which is safe: a claim is recognised by its nonce, a
+write by its fence.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cache
+from importlib.resources import files
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import IsolationLevel
+from psycopg.abc import Buffer
+from psycopg.rows import DictRow, dict_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
+
+from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
+
+T = TypeVar("T")
+Connect = Callable[[], "psycopg.Connection[Any]"]
+
+UPGRADE = "Run `airflow runguard db upgrade`."
+GRANTS = "Grant it what docs/operations.md lists for a worker."
+REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
+UNPREPARED = {"26000", "42P05", "0A000"}  # prepared statement is gone, taken or outdated: nothing happened
+NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
+ATTEMPTS = 20
+
+
+@cache
+def queries(name: str = "queries.sql") -> Mapping[str, str]:
+    """The blocks of one file of statements, by their names."""
+    text = files("airflow_runguard.core").joinpath("sql", name).read_text(encoding="utf-8")
+    blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
+    return dict(zip(blocks[::2], blocks[1::2], strict=True))
+
+
+class _Times(TimestamptzBinaryLoader):
+    """Times in binary, so that no DateStyle matters. ``None`` for one that Python cannot hold: only a damaged line has
+    it, and must not hide the others."""
+
+    def load(self, data: Buffer) -> datetime | None:  # type: ignore[override]
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return None
+
+
+class Seam:
+    """One connection to the book.
+
+    :param connect: opens a psycopg connection; called again after a lost one.
+    :param deployment: whose records these are.
+    :raises PlanningError: ``connect`` gives something that is not a psycopg 3 connection.
+    """
+
+    def __init__(self, connect: Connect, *, deployment: str) -> None:
+        self._connect = connect
+        self.deployment = deployment
+        self._connection: psycopg.Connection[DictRow] | None = None
+        self._explicit = False
+        self.installation = ""
+        self.epoch = 0
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _statement(self, name: str) -> str:
+        return queries()[name]
+
+    def _word(self, name: str, **parameters: Any) -> str:
+        return str(self._one(name, parameters)["verdict"])
+
+    def _one(self, name: str, parameters: Mapping[str, Any]) -> DictRow:
+        return self._all(name, parameters)[0]
+
+    def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
+        statement = self._statement(name)
+        return self._carried(lambda connection: sent(connection, statement, parameters))
+
+    def _carried(self, send: Callable[[psycopg.Connection[DictRow]], T], *, whole: bool = False) -> T:
+        """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""
+        sent = reconnected = False
+        for _ in range(ATTEMPTS):
+            asked = False
+            try:
+                connection = self._open()
+                asked = True
+                if self._explicit or whole:
+                    with connection.transaction():
+                        return send(connection)
+                return send(connection)
+            except psycopg.Error as error:
+                lost = self._connection is None or self._connection.broken or self._connection.closed
+                if lost:
+                    self.close()
+                    sent = sent or asked  # an error that did arrive means that nothing was carried out
+                if error.sqlstate == "RG001":
+                    self._explicit = True  # the role's isolation is another: say it with each transaction from now on
+                elif error.sqlstate in UNPREPARED and self._connection is not None:
+                    self._connection.prepare_threshold = None  # a pooler keeps none: send statements whole from now on
+                elif error.sqlstate in REPEATED:
+                    pass
+                elif lost and not reconnected and not isinstance(error, psycopg.errors.ConnectionTimeout):
+                    reconnected = True
+                else:
+                    raise self._translated(error, sent) from error
+            except BaseException:
+                self.close()  # a signal tore the statement: the connection's state is unknown
+                raise
+        raise LedgerUnavailable(f"The ledger refused {ATTEMPTS} times for serialisation. No call was made.")
+
+    def _open(self) -> psycopg.Connection[DictRow]:
+        if self._connection is None:
+            connection = self._connect()
+            if not isinstance(connection, psycopg.Connection):
+                raise PlanningError(
+                    f"The ledger's Connection gives a {type(connection).__module__} connection, not a psycopg 3 one.",
+                    "Install psycopg[binary]>=3.2, or set sqlalchemy_scheme=postgresql+psycopg in its extra.",
+                )
+            connection.rollback()
+            connection.autocommit = True
+            connection.isolation_level = IsolationLevel.READ_COMMITTED
+            _name_statements_apart(connection)
+            connection.row_factory = dict_row
+            connection.adapters.register_loader("timestamptz", _Times)
+            self._connection = connection
+        return self._connection
+
+    def _translated(self, error: psycopg.Error, sent: bool) -> Exception:
+        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if error.sqlstate in NOT_READY:
+            return LedgerNotReady(f"The ledger cannot be used as it is: {said}. No call was made.", UPGRADE)
+        if error.sqlstate == "42501":
+            return LedgerNotReady(f"The ledger's role may not do this: {said}. No call was made.", GRANTS)
+        if error.sqlstate == "RG002":
+            return PlanningError(f"{said}. Nothing was changed.", "Say another state (`--set-state`).")
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
+            return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
+        return error
+
+
+def sent(connection: psycopg.Connection[DictRow], statement: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
+    return connection.execute(statement, parameters, binary=True).fetchall()
+
+
+def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:
+    """Number this connection's prepared statements from a random start. Behind a pooler, another client's ``_pg3_0``
+    may be a different statement; under a name of our own it is ours or not there. psycopg has no setting for it: where
+    its counter is not found, nothing is prepared.
+    """
+    manager: Any = getattr(connection, "_prepared", None)
+    if isinstance(getattr(manager, "_prepared_idx", None), int):
+        manager._prepared_idx = secrets.randbits(60)
+    else:
+        connection.prepare_threshold = None

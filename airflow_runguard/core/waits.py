@@ -1,0 +1,124 @@
+"""What stands beside the records: who waits and for what, who is asked, who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from airflow_runguard.core.record import Holder, Record
+from airflow_runguard.core.rows import clean
+from airflow_runguard.core.seam import Seam
+
+
+class Waits(Seam):
+    """Statements of ``watch.sql`` and ``gates.sql``."""
+
+    # -- what waits, who is asked, who is told ------------------------------------------------------------------------
+
+    def due(self, ids: Sequence[int]) -> set[int]:
+        """Which of these records a waiting task may look at again."""
+        return {row["id"] for row in self._all("due", {"ids": list(ids)})}
+
+    def watching(self, name: str, waits: int) -> None:
+        """Say that a process watches this ledger, and for how many waiting tasks."""
+        self._one("watching", {"name": name, "waits": waits})
+
+    def watched(self, fresh: float) -> int | None:
+        """For how many tasks triggerers wait here; ``None`` where none was heard of for so many seconds."""
+        row = self._one("watched", {"fresh": fresh})
+        return int(row["waits"]) if row["watched"] else None
+
+    def ask(self, record: Record, holder: Holder) -> None:
+        """Book that this task instance is parked with a form about the record."""
+        self._one(
+            "ask",
+            {
+                "record_id": record.id,
+                "generation": record.generation,
+                "ti_id": holder.ti_id,
+                "dag_id": holder.dag_id,
+                "task_id": holder.task_id,
+                "run_id": holder.run_id,
+                "map_index": holder.map_index,
+                "actor": str(holder),
+            },
+        )
+
+    def give_up_asking(self, record_id: int, *, seen_fence: int, actor: str, reason: str) -> str:
+        """Nobody answered in time: ``failed``, needs a person."""
+        return self._word("give_up_asking", record_id=record_id, seen_fence=seen_fence, actor=actor, reason=reason)
+
+    def questions(self, record_id: int | None = None) -> Sequence[Mapping[str, Any]]:
+        """The forms that are open, oldest first, each with its record's state now."""
+        return self._all("questions", {"deployment": self.deployment, "record_id": record_id})
+
+    def close_question(self, ti_id: str) -> None:
+        self._all("close_question", {"ti_id": ti_id})
+
+    def tell(self, record_id: int, generation: int, kind: str, reason: str) -> None:
+        """Book something that people are to be told; once per record, generation and kind."""
+        self._one(
+            "tell",
+            {
+                "deployment": self.deployment,
+                "record_id": record_id,
+                "generation": generation,
+                "kind": kind,
+                "reason": reason,
+            },
+        )
+
+    def take_notices(self, actor: str, limit: int = 20) -> Sequence[Mapping[str, Any]]:
+        """What is to be told and nobody else is telling."""
+        return self._all("take_notices", {"deployment": self.deployment, "actor": actor, "limit": limit})
+
+    def notice_sent(self, notice_id: int, error: str | None = None) -> None:
+        self._one("notice_sent", {"id": notice_id, "error": clean(error)})
+
+    def count_prevented(self, namespace: str) -> None:
+        """Count that a stored result was given back instead of a call."""
+        self._one("count_prevented", {"deployment": self.deployment, "namespace": namespace})
+
+    def prevented(self, days: int) -> int:
+        return int(self._one("prevented", {"deployment": self.deployment, "days": days})["times"])
+
+    # -- gates and freezes -------------------------------------------------------------------------------------------
+
+    def close_gate(self, gate: str, *, until: datetime, rate: float, actor: str, reason: str) -> str:
+        """:param rate: slots a second for those that wait, where the gate has no rate of its own."""
+        return self._word(
+            "close_gate", deployment=self.deployment, gate=gate, until=until, rate=rate, actor=actor, reason=reason
+        )
+
+    def open_gate(self, gate: str, *, rate: float, actor: str, reason: str) -> str:
+        """Those that wait go on from now, paced; an answer from before this closes the gate no more."""
+        return self._word(
+            "open_gate", deployment=self.deployment, gate=gate, default_rate=rate, actor=actor, reason=reason
+        )
+
+    def set_rate(self, gate: str, *, rate: float | None, default: float, actor: str, reason: str) -> str:
+        """:param rate: slots a second; ``None`` = the default again."""
+        return self._word(
+            "set_rate",
+            deployment=self.deployment,
+            gate=gate,
+            rate=rate,
+            default_rate=default,
+            actor=actor,
+            reason=reason,
+        )
+
+    def gates(self, gate: str | None = None) -> Sequence[Mapping[str, Any]]:
+        return self._all("gates", {"deployment": self.deployment, "gate": gate})
+
+    def freeze(self, scope: str, value: str = "", *, actor: str, reason: str) -> str:
+        """No new call starts: scope ``all``, ``dag_id``, ``namespace`` or ``key_prefix``."""
+        return self._word("freeze", deployment=self.deployment, scope=scope, value=value, actor=actor, reason=reason)
+
+    def thaw(self, scope: str, value: str = "", *, actor: str, reason: str) -> str:
+        return self._word("thaw", deployment=self.deployment, scope=scope, value=value, actor=actor, reason=reason)
+
+    def freezes(self, *, thawed: bool = False) -> Sequence[Mapping[str, Any]]:
+        """Those in force; with ``thawed`` also those that were."""
+        return self._all("freezes", {"deployment": self.deployment, "all": thawed})
