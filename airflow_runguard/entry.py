@@ -10,13 +10,11 @@ import logging
 import os
 import random
 import socket
-import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk.exceptions import (
@@ -30,18 +28,16 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human, jobs, measures, series, sqlguard
-from airflow_runguard.adapters import Adapter, adapter_for
+from airflow_runguard import codec, human, jobs, measures, sqlguard
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
 from airflow_runguard.core import keys, observe
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Holder, Identity, Order, Payload, State
-from airflow_runguard.core.series import Place
+from airflow_runguard.core.record import Holder, Identity, Order, State
 from airflow_runguard.masking import Hide, hider
-from airflow_runguard.options import DEPTHS, Guard, check_mapped, seconds
-from airflow_runguard.rendering import render_key
+from airflow_runguard.options import DEPTHS, Guard, seconds
+from airflow_runguard.ordering import VENDOR_KEY, Ordering, deployment_of, is_test
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -63,12 +59,8 @@ HAND_OVER_MARGIN = 600.0
 PUT_OFF = "_guard_put_off"
 """The method with which a deferred operator comes back that the guard made wait before it could go on."""
 
-VENDOR_KEY = "runguard-idempotency-key"
-"""What ``{{ guard.idempotency_key }}`` renders to. The real key is put in its place once the record is granted, since
-only then the ledger knows the attempt; until then it also keeps the key out of the payload."""
 
-
-class Entry:
+class Entry(Ordering):
     """One entry of one task instance into the guard: Airflow's context in, Airflow's exceptions out."""
 
     def __init__(
@@ -87,14 +79,12 @@ class Entry:
         :param asked_since: when a person was first asked about it (ISO 8601).
         :param answer: what the person said in Airflow's form.
         """
-        self.operator, self.guard, self.context, self.resumes = operator, guard, context, resumes
+        super().__init__(operator, guard, context)
+        self.resumes = resumes
         self.waited_since = datetime.fromisoformat(waited_since) if waited_since else None
         self.asked_since = datetime.fromisoformat(asked_since) if asked_since else None
         self.given = answer
         self.deferrable = False
-        self.deployment = ""
-        self.ti: Any = context["ti"]
-        self.adapter: Adapter = adapter_for(type(operator))
         self.xcoms: dict[str, Any] = {}
 
     def run(self, body: Callable[[], Any]) -> Any:
@@ -243,97 +233,7 @@ class Entry:
             return waits is not None and waits < options.max_triggers
         return False
 
-    # -- in --------------------------------------------------------------------------------------------------------
-
-    def order(self, options: Settings) -> Order:
-        """The key and the payload, rendered twice: what differs between two renderings names nothing."""
-        self._check_vendor_key()
-        name, order = self._named(), self._payload()
-        if name != self._named() or order.digest != self._payload().digest:
-            raise PlanningError(
-                "The key or the payload came out differently when it was rendered twice (a clock, a random number, an "
-                "iterator?), so it cannot name the same work tomorrow."
-            )
-        guard = self.guard
-        deployment = self.deployment = deployment_of(options)
-        namespace = guard.namespace or f"{self.ti.dag_id}.{self.ti.task_id}"
-        on_doubt = guard.on_doubt if isinstance(guard.on_doubt, str) else "reconcile"
-        dag_run: Any = self.context.get("dag_run")
-        return Order(
-            identity=keys.identity(deployment, namespace, name),
-            payload=replace(order, readable=self._hide(options)(dict(order.readable))),
-            calls=guard.calls or "body",
-            on_doubt=on_doubt,
-            store_result=guard.store_result,
-            lease=seconds(guard.lease, options.lease_ttl),
-            max_hold=seconds(guard.max_hold, options.max_hold),
-            max_call_time=seconds(guard.max_call_time, options.max_call_time),
-            max_claims=guard.max_claims or options.max_claims,
-            key_lifetime=seconds(guard.key_lifetime, options.key_lifetime),
-            run_at=getattr(dag_run, "run_after", None) or getattr(dag_run, "logical_date", None),
-            gate=keys.gate_name(self._rendered(guard.quota)) if guard.quota else None,
-            resume_rate=options.resume_rate,
-            max_pauses=guard.max_pauses or options.max_pauses,
-            max_pause=seconds(guard.max_pause, options.max_pause),
-            partition=self._partition(dag_run),
-            amount=self._amount(),
-            currency=self._rendered(guard.currency) if guard.currency else None,
-            place=self._place(),
-        )
-
-    def _place(self) -> Place | None:
-        """Where this run stands in its series, where its author named one or waits for the previous run."""
-        waits = self.guard.wait_for_previous
-        if self.guard.series is None and waits is False:
-            return None
-        return series.place(
-            series.series_of(self.guard.series),
-            waits if isinstance(waits, series.Previous) else series.Previous() if waits else None,
-            task=f"{self.ti.dag_id}.{self.ti.task_id}",
-            context={**self.context, "args": _View(self._arguments())},
-            env=self.operator.get_template_env(),
-        )
-
-    @staticmethod
-    def _partition(dag_run: Any) -> str | None:
-        date, key = getattr(dag_run, "partition_date", None), getattr(dag_run, "partition_key", None)
-        return None if date is None and key is None else str(date.date() if date is not None else key)
-
-    def _amount(self) -> Decimal | None:
-        if self.guard.amount is None:
-            return None
-        if callable(self.guard.amount):
-            value = self.guard.amount(_View(self._arguments()))
-        else:
-            value = self._rendered(self.guard.amount)
-        try:
-            amount = Decimal(str(value))
-        except ArithmeticError:
-            amount = Decimal("nan")
-        if not amount.is_finite():
-            raise PlanningError(f"amount came to {value!r}, which is no number. No call was made.")
-        return amount
-
-    def _rendered(self, template: str | Callable[[Any], Any]) -> str:
-        context: dict[str, Any] = {**self.context, "args": _View(self._arguments())}
-        return render_key(template, context, env=self.operator.get_template_env())
-
-    def _check_vendor_key(self) -> None:
-        """Each ``{{ guard.idempotency_key }}`` must stand where its stand-in can be found and replaced. One that a
-        filter changed or an object hides would go out as it is: one key for every customer."""
-        wanted = getattr(self.operator, "_guard_key_reads", 0)
-        found = sum(_stand_ins(getattr(self.operator, name, None)) for name in self.operator.template_fields)
-        if found < wanted:
-            raise PlanningError(
-                "{{ guard.idempotency_key }} was changed by a filter, or stands where it cannot be filled in.",
-                "Use it as it is, in text, lists and dicts. No call was made.",
-            )
-
-    @staticmethod
-    def _hide(options: Settings) -> Hide:
-        from airflow.sdk._shared.secrets_masker import redact
-
-        return hider(options.mask_fields, redact)
+    # -- the work --------------------------------------------------------------------------------------------------
 
     def work(self, order: Order, body: Callable[[], Any], hide: Hide) -> core.Work:
         ti = self.ti
@@ -427,39 +327,6 @@ class Entry:
         finally:
             object.__delattr__(self.ti, "xcom_push")
 
-    def _named(self) -> str:
-        if self.guard.key is None:
-            if self.ti.map_index is not None and self.ti.map_index >= 0:
-                check_mapped(None, type(self.operator))
-            dag_run: Any = self.context.get("dag_run")
-            scope = keys.default_scope(
-                getattr(dag_run, "partition_date", None),
-                getattr(dag_run, "partition_key", None),
-                getattr(dag_run, "logical_date", None),
-            )
-            if scope is None:
-                raise PlanningError(
-                    f"Run {self.ti.run_id!r} has neither a partition nor a logical date, so nothing names the work.",
-                    "Say what it is: guard=Guard(key='…').",
-                )
-            return scope
-        return self._rendered(self.guard.key)
-
-    def _payload(self) -> Payload:
-        arguments = self._arguments()
-        chosen = self.guard.payload
-        if chosen is None:
-            return keys.payload(arguments)
-        if callable(chosen):
-            return keys.payload(chosen(_View(arguments)))
-        missing = [name for name in chosen if name not in arguments]
-        if missing:
-            raise PlanningError(f"payload names {', '.join(missing)}; the task has {', '.join(arguments)}.")
-        return keys.payload({name: arguments[name] for name in chosen})
-
-    def _arguments(self) -> Mapping[str, Any]:
-        return self.adapter.arguments(self.operator)
-
     # -- out -------------------------------------------------------------------------------------------------------
 
     def answer(self, how: core.How, options: Settings) -> Any:
@@ -515,10 +382,10 @@ class Entry:
             self.say(logging.WARNING, f"{how.reason} Waiting in the triggerer, without a worker.")
             method, kwargs = self.resumes or (None, None)
             raise TaskDeferred(
-                trigger=PreviousTrigger(self.deployment, asdict(how.place), not_before)
+                trigger=PreviousTrigger(deployment_of(options), asdict(how.place), not_before)
                 if how.place is not None
                 else ResumeTrigger(
-                    self.deployment,
+                    deployment_of(options),
                     how.record_id,
                     None if how.record_id and how.seconds is None else until.isoformat(),
                     not_before,
@@ -567,38 +434,6 @@ class Entry:
         return limit if timeout is None else min(seconds(timeout, limit) + HAND_OVER_MARGIN, limit)
 
 
-class _View(Mapping[str, Any]):
-    """Arguments by name, as attributes too: ``args.invoice.id`` in a template, ``args.invoice`` in a function."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self._arguments = arguments
-
-    def __getitem__(self, name: str) -> Any:
-        return self._arguments[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arguments)
-
-    def __len__(self) -> int:
-        return len(self._arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self._arguments[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-def _stand_ins(value: Any) -> int:
-    if isinstance(value, str):
-        return value.count(VENDOR_KEY)
-    if type(value) in (list, tuple):
-        return sum(_stand_ins(item) for item in value)
-    if type(value) is dict:
-        return sum(_stand_ins(item) for item in value.values())
-    return 0
-
-
 def _replaced(value: Any, key: str) -> Any:
     """The value with the vendor key in place of its stand-in, at any depth of plain containers."""
     if isinstance(value, str):
@@ -626,17 +461,3 @@ def _configured_depth() -> str | None:
         return settings().depth
     except PlanningError:
         return None  # said where the options are needed
-
-
-def deployment_of(options: Settings) -> str:
-    """Whose records this process works on."""
-    return options.test_deployment if is_test() else options.deployment
-
-
-def is_test() -> bool:
-    """Whether ``dag.test()`` or ``airflow tasks test`` runs this: then Airflow's supervisor lives in this process."""
-    from airflow.sdk.execution_time import task_runner
-
-    supervisor = sys.modules.get("airflow.sdk.execution_time.supervisor")  # a real task need not have loaded it
-    comms = getattr(task_runner, "SUPERVISOR_COMMS", None)
-    return supervisor is not None and isinstance(comms, supervisor.InProcessSupervisorComms)

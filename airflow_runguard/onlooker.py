@@ -25,7 +25,7 @@ from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.observe import Bystander
 from airflow_runguard.core.record import Effect, Failure, FailureClass, Holder, Identity
 from airflow_runguard.core.work import said
-from airflow_runguard.entry import deployment_of
+from airflow_runguard.ordering import deployment_of
 from airflow_runguard.rendering import render_key
 
 log = logging.getLogger("airflow_runguard")

@@ -22,9 +22,10 @@ from airflow.sdk.definitions.xcom_arg import XComArg
 from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core import guard as core
 from airflow_runguard.core.errors import PlanningError
-from airflow_runguard.entry import PUT_OFF, VENDOR_KEY, Entry, depth_of_dag
+from airflow_runguard.entry import PUT_OFF, Entry, depth_of_dag
 from airflow_runguard.human import ANSWERED, answer_of
 from airflow_runguard.options import ON_DOUBT, Guard, check_mapped
+from airflow_runguard.ordering import VENDOR_KEY
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

@@ -25,8 +25,8 @@ from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, CallState, Effect, Identity, Record, Result
 from airflow_runguard.core.work import IN_SQL, Doubt, Reconcile, StillUnknown, said
-from airflow_runguard.entry import is_test
 from airflow_runguard.options import Guard
+from airflow_runguard.ordering import is_test
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

@@ -17,9 +17,10 @@ from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.errors import LedgerUnavailable, PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.series import Place
-from airflow_runguard.entry import SHORTEST_WAIT, deployment_of, is_test
+from airflow_runguard.entry import SHORTEST_WAIT
 from airflow_runguard.operators import GuardMixin, with_defaults
 from airflow_runguard.options import Guard
+from airflow_runguard.ordering import deployment_of, is_test
 from airflow_runguard.series import Previous, Series, place, series_of
 
 

@@ -11,8 +11,8 @@ from airflow_runguard import commands, notices, reconcile
 from airflow_runguard.audit import audit
 from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.entry import deployment_of
 from airflow_runguard.operators import with_defaults
+from airflow_runguard.ordering import deployment_of
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
