@@ -22,6 +22,15 @@ from demo.vendor_control import VendorControl
 from tests import airflow_home  # noqa: F401 - before anything imports Airflow
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run two at a time: those of one file stay together, and all that share the running Airflow, which
+    begin first since they take longest."""
+    for item in items:
+        room = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(room if room == "scheduler" else item.path.as_posix()))
+    items.sort(key=lambda item: item.path.parent.name != "scheduler")
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """URL of a PostgreSQL server's maintenance database, by a role that may create databases."""
