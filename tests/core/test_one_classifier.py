@@ -15,6 +15,12 @@ CLASSIFIER = PACKAGE / "core" / "failures"
 COMMANDS = {command.name for command in cli.COMMANDS}
 """What people type ("quota close") is no vendor's word."""
 
+OWN = {
+    ("reconcilers.py", "reads .status_code"): "HttpLookup: its author says which statuses mean that it is not there",
+    ("ui/app.py", "reads .status_code"): "the status of our own answer",
+}
+"""What looks like a second rule and is none, with the reason."""
+
 # These numbers mean a status wherever they stand; the others only where something is compared with them.
 ALWAYS_A_STATUS = {402, 425, 429, 499, 529}
 STATUSES = ALWAYS_A_STATUS | {400, 401, 403, 404, 408, 409, 423, 500, 501, 502, 503, 504}
@@ -83,7 +89,11 @@ def test_p07_naming_the_class_is_no_second_rule(source: str) -> None:
 
 def test_p07_there_is_one_classifier() -> None:
     files = [path for path in PACKAGE.rglob("*.py") if CLASSIFIER not in path.parents]
-    found = [f"{path.relative_to(PACKAGE)}:{hit}" for path in files for hit in second_rules(path.read_text("utf-8"))]
+    found = []
+    for path in files:
+        name = path.relative_to(PACKAGE).as_posix()
+        hits = second_rules(path.read_text("utf-8"))
+        found += [f"{name}:{hit}" for hit in hits if (name, hit.partition(": ")[2]) not in OWN]
     assert files
     assert not found, "Ask core/failures/ instead:\n" + "\n".join(found)
 
