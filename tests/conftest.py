@@ -22,6 +22,7 @@ from demo.vendor_control import VendorControl
 from tests import airflow_home  # noqa: F401 - before anything imports Airflow
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run two at a time: those of one file stay together, and all that share the running Airflow, which
     begin first since they take longest."""
