@@ -24,7 +24,7 @@ up: $(READY) ## Start Airflow with the examples and keep it up; Ctrl-C stops all
 	@exec $(PY) -m demo up $(ARGS)
 
 test: $(READY) ## Run the tests on real servers
-	@exec $(PY) -m pytest -m "not soak" -n 2 --dist loadgroup $(ARGS)
+	@exec $(PY) -m pytest -m "not soak" -n 2 --no-loadscope-reorder $(ARGS)
 
 soak: $(READY) ## Run the heavy tests: races under load, for minutes
 	@exec $(PY) -m pytest -m soak $(ARGS)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from demo.servers import Postgres, Redis, create_database, drop_database
 from demo.vendor import Vendor
@@ -22,13 +23,20 @@ from demo.vendor_control import VendorControl
 from tests import airflow_home  # noqa: F401 - before anything imports Airflow
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+class _ByRoom(LoadScopeScheduling):
+    """Where tests run two at a time: those of one file stay together, and all that share the running Airflow."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "scheduler" if "/scheduler/" in nodeid else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _ByRoom:
+    return _ByRoom(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where tests run two at a time: those of one file stay together, and all that share the running Airflow, which
-    begin first since they take longest."""
-    for item in items:
-        room = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(room if room == "scheduler" else item.path.as_posix()))
+    """Those that take longest begin first."""
     items.sort(key=lambda item: item.path.parent.name != "scheduler")
 
 
