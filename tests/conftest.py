@@ -22,7 +22,6 @@ from demo.vendor import Vendor
 from demo.vendor_control import VendorControl
 from tests import airflow_home  # noqa: F401 - before anything imports Airflow
 
-
 LONGEST = {"scheduler": 0, "test_sql_effects.py": 1}
 """Rooms and files that begin first, so that no worker is left alone with them at the end."""
 
