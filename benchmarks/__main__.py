@@ -47,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="fewer calls and a smaller ledger, for CI")
     short = parser.parse_args().short
-    calls, rounds, rows = (200, 3, 100_000) if short else (2000, 5, 1_000_000)
+    calls, rounds, rows = (100, 2, 30_000) if short else (2000, 5, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory:
         here = Path(directory)
         with Postgres(here / "postgres") as postgres, Redis(here / "redis") as redis:
