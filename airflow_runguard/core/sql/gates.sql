@@ -4,25 +4,17 @@
 -- Until when a task may not call through this gate (null = it may). Who has not waited yet (p_waited = false) also
 -- stands behind those who have a slot.
 create or replace function runguard.gate_until(p_deployment text, p_gate text, p_waited boolean default false)
-returns timestamptz language plpgsql as $$
-declare
-    g runguard.gate;
-begin
-    if p_gate is null then
-        return null;
-    end if;
-    select * into g from runguard.gate k where k.deployment = p_deployment and k.name = p_gate;
-    return case when g.closed_until > clock_timestamp() then g.closed_until
-                when not p_waited and g.next_slot > clock_timestamp() then g.next_slot end;
-end $$;
+returns timestamptz language sql volatile as $$
+    select (select case when g.closed_until > clock_timestamp() then g.closed_until
+                        when not p_waited and g.next_slot > clock_timestamp() then g.next_slot end
+              from runguard.gate g where g.deployment = p_deployment and g.name = p_gate)
+$$;
 
-create or replace function runguard.gate_epoch(p_deployment text, p_gate text) returns integer language plpgsql as $$
-begin
-    if p_gate is null then
-        return null;
-    end if;
-    return coalesce((select g.epoch from runguard.gate g where g.deployment = p_deployment and g.name = p_gate), 1);
-end $$;
+create or replace function runguard.gate_epoch(p_deployment text, p_gate text) returns integer
+language sql volatile as $$
+    select case when p_gate is not null then coalesce(
+        (select g.epoch from runguard.gate g where g.deployment = p_deployment and g.name = p_gate), 1) end
+$$;
 
 create or replace function runguard.why_closed(p_deployment text, p_gate text) returns text language sql as $$
     select case when g.closed_until > clock_timestamp()
