@@ -9,25 +9,21 @@ create or replace function runguard.resolve(
 ) returns text language plpgsql as $$
 declare
     r      runguard.record;
+    s      record;
     v_left integer;
 begin
     if p_answer not in ('happened', 'did_not_happen', 'failed') then
         raise exception 'an answer is happened, did_not_happen or failed, not %', p_answer;
     end if;
     p_call := nullif(p_call, 'body');           -- a body is the whole record
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
+    select * into s from runguard.look(p_record_id, p_seen_fence);
+    r := s.r;
     if r.calls = 'batch' and r.late_applied = 0 then
         return (select i.verdict from runguard.resolve_items(p_record_id, p_seen_fence, p_answer, 'in_doubt', null,
             array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null) i);
     end if;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
-    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
-        return 'moved';
+    if s.refused is not null then
+        return s.refused;
     elsif r.state = 'done' and r.result is null and r.result_missing is not null
           and p_answer = 'happened' and p_result is not null and p_call is null then
         -- It is known to have happened; only its result was never stored.
@@ -104,15 +100,13 @@ create or replace function runguard.reopen(
 ) returns text language plpgsql as $$
 declare
     r   runguard.record;
+    s   record;
     old runguard.record;
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
+    select * into s from runguard.look(p_record_id, null);
+    r := s.r;
+    if s.refused is not null then
+        return s.refused;
     elsif r.generation <> p_seen_generation then
         return 'moved';
     elsif r.state not in ('done', 'failed') then
@@ -138,16 +132,12 @@ create or replace function runguard.release(p_record_id bigint, p_seen_fence big
 language plpgsql as $$
 declare
     r runguard.record;
+    s record;
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
-    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
-        return 'moved';
+    select * into s from runguard.look(p_record_id, p_seen_fence);
+    r := s.r;
+    if s.refused is not null then
+        return s.refused;
     elsif r.state <> 'running' then
         return 'not_running';
     elsif r.open_calls > 0 or r.first_unknown_at is not null then
@@ -220,14 +210,12 @@ create or replace function runguard.accept_payload(p_record_id bigint, p_actor t
 language plpgsql as $$
 declare
     r runguard.record;
+    s record;
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
+    select * into s from runguard.look(p_record_id, null);
+    r := s.r;
+    if s.refused is not null then
+        return s.refused;
     elsif r.first_unknown_at is not null or r.open_calls > 0 or r.state in ('running', 'in_doubt')
        or (r.state = 'failed' and r.effect <> 'not_applied') then
         return 'unknown_effect';
@@ -276,16 +264,12 @@ create or replace function runguard.resume_now(p_record_id bigint, p_seen_fence 
 returns text language plpgsql as $$
 declare
     r runguard.record;
+    s record;
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
-    elsif p_seen_fence is not null and r.fence <> p_seen_fence then
-        return 'moved';
+    select * into s from runguard.look(p_record_id, p_seen_fence);
+    r := s.r;
+    if s.refused is not null then
+        return s.refused;
     elsif r.state <> 'paused' then
         return 'not_paused';
     end if;
@@ -302,15 +286,13 @@ create or replace function runguard.rename(
 ) returns text language plpgsql as $$
 declare
     r   runguard.record;
+    s   record;
     old runguard.record;
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
+    select * into s from runguard.look(p_record_id, null);
+    r := s.r;
+    if s.refused is not null then
+        return s.refused;
     elsif r.state in ('running', 'in_doubt', 'paused') then
         return 'under_way';
     end if;

@@ -119,6 +119,19 @@ begin
     perform runguard.opened();
 end $$;
 
+-- How every change that a person or a look-up makes begins: the line locked, and why it is refused before anything of it
+-- is asked (null = it is not). p_seen_fence: what the asker had looked at; null = it does not matter.
+create or replace function runguard.look(p_record_id bigint, p_seen_fence bigint, out r runguard.record, out refused text)
+language plpgsql as $$
+begin
+    perform runguard.pin();
+    perform runguard.open_for_writing();
+    select * into r from runguard.record k where k.id = p_record_id for update;
+    refused := case when not found then 'missing'
+                    when runguard.broken(r) <> '' then 'broken'
+                    when r.fence <> p_seen_fence then 'moved' end;
+end $$;
+
 create or replace function runguard.check_record() returns trigger language plpgsql as $$
 declare
     v_writing text := current_setting('runguard.writing', true);

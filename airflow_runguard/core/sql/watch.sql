@@ -46,16 +46,12 @@ create or replace function runguard.give_up_asking(p_record_id bigint, p_seen_fe
 returns text language plpgsql as $$
 declare
     r runguard.record;
+    s record;
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    if not found then
-        return 'missing';
-    elsif runguard.broken(r) <> '' then
-        return 'broken';
-    elsif r.fence <> p_seen_fence then
-        return 'moved';
+    select * into s from runguard.look(p_record_id, p_seen_fence);
+    r := s.r;
+    if s.refused is not null then
+        return s.refused;
     elsif r.state <> 'in_doubt' then
         return 'not_in_doubt';
     end if;
