@@ -102,7 +102,7 @@ class Drive:
 
     def mark_failed(self, run_id: str) -> None:
         self.api.set_state(self.dag_id, run_id, TASK, "failed")
-        self._ended(run_id)
+        self.ended(run_id)
 
     def wait_until_it_waits(self, run_id: str) -> None:
         """Return when the task of this run waits in Airflow, without a worker."""
@@ -121,7 +121,7 @@ class Drive:
         state = self.ended_or_asked(run_id)
         if state == "awaiting_input":
             self.fill_in_the_form(run_id)
-            state = self._ended(run_id)
+            state = self.ended(run_id)
         if state != "success":
             raise NotDriven(f"Run {run_id} of {self.dag_id} ended as {state}.")
 
@@ -138,10 +138,16 @@ class Drive:
 
         return wait_for(reached, PATIENCE, f"run {run_id} of {self.dag_id} has ended or asks a person", pause=1.0)
 
-    def _ended(self, run_id: str) -> str:
+    def ended(self, run_id: str) -> str:
         """The state in which the run ended. The run's and not its task's: what is cleared between the two is lost
-        (Airflow 3.3.2 ends the run although its task is to run again)."""
-        return self.api.wait_run(self.dag_id, run_id, PATIENCE, pause=1.0)
+        (Airflow 3.3.2 ends the run although its task is to run again).
+
+        :raises NotDriven: it did not end in time; with all that a person needs to find out why.
+        """
+        try:
+            return self.api.wait_run(self.dag_id, run_id, PATIENCE, pause=1.0)
+        except TimeoutError as error:
+            raise NotDriven(f"{error} Its task is {self.task(run_id)}.\n{self.evidence()}") from error
 
     # -- the ledger and its people -----------------------------------------------------------------------------------
 

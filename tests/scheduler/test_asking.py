@@ -47,7 +47,7 @@ class Asked(Drive):
         self.runguard("resolve", self._name(), "--call=charge", *how, "--reason=seen at the vendor")
 
     def end(self, run_id: str) -> dict[str, Any]:
-        state = self.api.wait_run(self.dag_id, run_id, PATIENCE, pause=1.0)
+        state = self.ended(run_id)
         explained = self.explain()
         return {
             "run": state,
