@@ -34,7 +34,7 @@ from airflow_runguard.core import guard as core
 from airflow_runguard.core import keys, observe
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Holder, Identity, Order, State
+from airflow_runguard.core.record import Holder, Identity, Order, Record, State
 from airflow_runguard.masking import Hide, hider
 from airflow_runguard.options import DEPTHS, Guard, seconds
 from airflow_runguard.ordering import VENDOR_KEY, Ordering, deployment_of, is_test
@@ -222,9 +222,20 @@ class Entry(Ordering):
             reason = f"nobody answered within {limit:.0f} s; before that: {record.error}"
             ledger.give_up_asking(record.id, seen_fence=record.fence, actor=str(work.holder), reason=reason)
             return replace(how, message=f"Nobody answered within {limit:.0f} s. {how.message}", retry=False)
-        ledger.ask(record, work.holder)
+        if self._heard_late(ledger, work, record):
+            return core.Waiting(f"{work.order.identity} was settled by an answer to an earlier try.", SHORTEST_WAIT)
         self.say(logging.WARNING, f"{how.message} Asking a person in Airflow (Required Actions).")
-        human.park(self.ti, human.question(ledger, record, now), since=since, timeout=timedelta(seconds=left))
+        human.present(self.ti, human.question(ledger, record, now))
+        ledger.ask(record, work.holder)  # after it: from here on an answer in the form counts, and there is no old one
+        human.park(since, timedelta(seconds=left))
+
+    def _heard_late(self, ledger: Ledger, work: core.Work, record: Record) -> bool:
+        """Whether a person had answered an earlier try of this task instance, which did not hear it."""
+        asked = any(question["ti_id"] == str(self.ti.id) for question in ledger.questions(record.id))
+        if self.given is not None or not asked:
+            return False
+        self.given = human.left_behind(self.ti)
+        return self._take(ledger, work.order) in ("ok", "not_in_doubt")
 
     def _has_triggerer(self, ledger: Ledger, options: Settings) -> bool:
         """Whether a triggerer watches this ledger and has room for one more wait."""

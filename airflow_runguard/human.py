@@ -101,15 +101,20 @@ PARAMS: Mapping[str, Any] = {
 }
 
 
-def park(ti: Any, asked: Question, *, since: datetime, timeout: timedelta) -> NoReturn:
-    """Leave the task instance parked with the form.
+def present(ti: Any, asked: Question) -> None:
+    """Put the form before people. An answer to an earlier form of this task instance is wiped by it (Airflow 3.3.2)."""
+    from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+
+    upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=dict(PARAMS))
+
+
+def park(since: datetime, timeout: timedelta) -> NoReturn:
+    """Leave the task instance parked with its form.
 
     :param since: when it was first asked; comes back with the task.
     """
     from airflow.sdk.exceptions import TaskAwaitingInput
-    from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
-    upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=dict(PARAMS))
     raise TaskAwaitingInput(method_name=ANSWERED, kwargs={"since": since.isoformat()}, timeout=min(timeout, LOOK_AGAIN))
 
 
@@ -149,6 +154,22 @@ def answer_of(response: Mapping[str, Any] | None) -> Answer | None:
         result,
         problem,
     )
+
+
+def left_behind(ti: Any) -> Answer | None:
+    """What the form of this task instance was answered while its try failed, so that no try heard it.
+
+    An answer that comes before the scheduler has seen the parked process end can fail the try ("state mismatch",
+    Airflow 3.3.2); the next try has the same form.
+    """
+    from airflow.sdk.exceptions import AirflowRuntimeError
+    from airflow.sdk.execution_time.hitl import get_hitl_detail_content_detail
+
+    try:
+        form = get_hitl_detail_content_detail(ti.id)
+    except AirflowRuntimeError:  # it has none any more
+        return None
+    return answer_of(form.model_dump())
 
 
 def apply(ledger: Ledger, record: Record, answer: Answer) -> str:

@@ -124,16 +124,14 @@ def attend(ledger: Ledger) -> None:
 
 
 def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
-    """Book an answer whose try failed between being parked and being answered ("state mismatch"), so that it is not
-    lost. A task that still waits books it by itself."""
+    """Book what a form was answered, also where its try failed between being parked and being answered ("state
+    mismatch"), so that no answer is lost. The task itself may book it at the same moment: one of them does."""
     from airflow.models.hitl import HITLDetail
     from airflow.models.hitl_history import HITLDetailHistory
     from airflow.models.taskinstance import TaskInstance
 
     ti_id = UUID(asked["ti_id"])
     ti = session.get(TaskInstance, ti_id)
-    if ti is not None and ti.state not in ENDED:
-        return
     form = session.get(HITLDetailHistory if ti is None else HITLDetail, ti_id)
     if form is None or form.responded_at is None:
         return
@@ -146,8 +144,10 @@ def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
     record = ledger.get(Identity(asked["deployment"], asked["namespace"], asked["key"]))
     if answer is not None and record is not None:
         verdict = human.apply(ledger, record, answer)
-        log.info("The form of %s was answered after its try had ended: %s.", record.identity, verdict)
-    ledger.close_question(asked["ti_id"])
+        if verdict == "ok":
+            log.info("%s: %s answered in the form of %s.", record.identity, answer.actor, asked["task_id"])
+    if ti is None or ti.state in ENDED:
+        ledger.close_question(asked["ti_id"])
 
 
 def _wake(ti_id: str, session: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Collection
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from demo.airflow_api import FINISHED, TaskState
@@ -24,8 +24,6 @@ PATIENCE = 180.0
 """Seconds that any one step may take: generous, since all accidents share two cores."""
 WAITS = frozenset({"up_for_reschedule", "deferred"})
 STANDS_BACK = frozenset({*WAITS, "awaiting_input", *FINISHED})
-TOO_FAST = timedelta(seconds=3)
-"""A form that is answered within about a second of the parking can fail the try (3.3.2); nobody reads so fast."""
 
 
 class NotDriven(Exception):
@@ -130,8 +128,7 @@ class Drive:
 
         def reached() -> str | None:
             if self.task(run_id).state == "awaiting_input":
-                asked_at = datetime.fromisoformat(self.api.form(self.dag_id, run_id, TASK)["created_at"])
-                return "awaiting_input" if datetime.now(UTC) - asked_at > TOO_FAST else None
+                return "awaiting_input" if self.ground.airflow.saw_it_park(self.dag_id, run_id, TASK) else None
             path = f"/api/v2/dags/{self.dag_id}/dagRuns/{run_id}"
             state: str = self.api.call("GET", path)["state"]
             return state if state in FINISHED else None

@@ -119,6 +119,21 @@ class AirflowStack:
             raise ProcessFailed(f"airflow {' '.join(arguments)} failed:\n{done.stderr[-2000:]}")
         return done.stdout
 
+    def saw_it_park(self, dag_id: str, run_id: str, task_id: str) -> bool:
+        """Whether the scheduler has seen the process end that parked the task. A form that is answered before that can
+        fail the try (Airflow 3.3.2); no person reads so fast."""
+        for log in self.home.glob("scheduler*.log"):
+            parked = ended = -1
+            for number, line in enumerate(log.read_text(errors="replace").splitlines()):
+                if "Asking a person in Airflow" in line and f" dag_id={dag_id} " in line:
+                    if f" run_id={run_id} task_id={task_id} " in line:
+                        parked = number
+                elif f"TaskInstance Finished: dag_id={dag_id}, task_id={task_id}, run_id={run_id}," in line:
+                    ended = number
+            if ended < parked:
+                return False
+        return True
+
     def wait_healthy(self, timeout: float = 300, progress: Callable[[str], None] = lambda _: None) -> None:
         """Return when all four components say that they are healthy; ``progress`` hears of each one once.
 

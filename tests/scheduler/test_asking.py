@@ -157,6 +157,24 @@ def answered_after_its_try_had_failed(ground: Ground) -> Any:
     return drive.end(run_id)
 
 
+def answered_while_its_try_failed(ground: Ground) -> Any:
+    """What Airflow 3.3.2 leaves of an answer that came before the scheduler saw the parked process end."""
+    drive = Asked(ground, "mismatch")
+    run_id = drive.park()
+    ti_id = drive.task(run_id).id
+    with psycopg.connect(ground.airflow.metadata.url) as metadata:
+        metadata.execute(
+            "update hitl_detail set responded_at = now(), chosen_options = %s, params_input = %s where ti_id = %s",
+            [json.dumps([HAPPENED]), json.dumps({"result": '"seen"'}), ti_id],
+        )
+        metadata.execute(
+            "update task_instance set state = 'up_for_retry', end_date = now(), next_method = null, next_kwargs = null"
+            " where id = %s",
+            [ti_id],
+        )
+    return drive.end(run_id)
+
+
 def nobody_answers(ground: Ground) -> Any:
     drive = Asked(ground, "nobody", "asking_briefly")
     run_id = drive.park()
@@ -208,6 +226,7 @@ SCENARIOS = (
     marked_success_while_parked,
     cleared_while_parked,
     answered_after_its_try_had_failed,
+    answered_while_its_try_failed,
     nobody_answers,
     quota_then_open,
     frozen_then_thawed,
@@ -290,6 +309,12 @@ def test_p03_cleared_while_parked_it_asks_anew(after: After) -> None:
 def test_p03_an_answer_to_a_try_that_has_ended_is_not_lost(after: After) -> None:
     end = after(answered_after_its_try_had_failed)
     assert (end["run"], end["record"], end["charges"], end["result"]) == ("success", "done", 1, "seen")
+
+
+def test_p03_an_answer_that_its_failing_try_did_not_hear_is_not_lost(after: After) -> None:
+    end = after(answered_while_its_try_failed)
+    assert (end["run"], end["tries"], end["record"], end["charges"], end["requests"]) == ("success", 2, "done", 1, 1)
+    assert end["result"] == "seen"
 
 
 def test_p13_where_nobody_answers_the_task_fails_and_people_are_told(after: After) -> None:
