@@ -86,7 +86,7 @@ class AirflowStack:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = AirflowApi(self.url, USER, PASSWORD)
-        self.metadata = Postgres(self.home / "metadata")
+        self.metadata = Postgres(self.home / "metadata", settings={"fsync": "off"})  # thrown away with the home
         self.env = self._environment(dags_folder.resolve()) | dict(env or {})
         self.services = {
             name: Service(

@@ -14,7 +14,7 @@ from airflow_runguard.config import Settings, settings
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.migrations import upgrade
 from airflow_runguard.doctor import Check, _clock, examine
-from demo.servers import PgBouncer, Postgres, Redis, create_database, drop_database
+from demo.servers import PgBouncer, Postgres, Redis
 from tests.core import engine
 
 NOBODY = "postgresql://postgres@127.0.0.1:1/nothing"
@@ -52,6 +52,21 @@ def with_option(url: str, option: str) -> str:
     return f"{url}?{urllib.parse.urlencode({'options': f'-c {option}'}, quote_via=urllib.parse.quote)}"
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgres]:
+    """A server that keeps what it was told, unlike the one that the other tests share."""
+    with Postgres(tmp_path_factory.mktemp("sound")) as server:
+        yield server
+
+
+@pytest.fixture
+def ledger_url(sound: Postgres) -> Iterator[str]:
+    url = sound.create_database("book")
+    upgrade(url, deployment=engine.DEPLOYMENT)
+    yield url
+    sound.drop_database("book")
+
+
 # -- the ledger and its server -----------------------------------------------------------------------------------------
 
 
@@ -71,11 +86,11 @@ def test_a_ledger_out_of_reach_is_one_finding_and_hides_no_other(monkeypatch: py
 
 
 @pytest.fixture
-def empty_database(postgres: str) -> Iterator[str]:
+def empty_database(sound: Postgres) -> Iterator[str]:
     try:
-        yield create_database(postgres, "runguard_test_doctor")
+        yield sound.create_database("runguard_test_doctor")
     finally:
-        drop_database(postgres, "runguard_test_doctor")
+        sound.drop_database("runguard_test_doctor")
 
 
 def test_a_database_without_schema_is_told_to_upgrade_and_the_server_is_still_looked_at(empty_database: str) -> None:

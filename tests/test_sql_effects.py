@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import sqlite3
 import threading
@@ -247,14 +246,14 @@ def test_p05_a_sleeper_that_wakes_up_after_another_has_done_it_commits_nothing(
 ) -> None:
     target.attempt(ledger_url, order("first"), booking(target, "first"))
     worker = Worker(target, ledger_url, "k", step)
-    worker.process.send_signal(signal.SIGSTOP)
+    worker.freeze()
     try:
         how = until(
             lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
         )
         assert isinstance(how, guard.Done)
     finally:
-        worker.process.send_signal(signal.SIGCONT)
+        worker.thaw()
     worker.go_on()
     assert target.rows() == [(1, "first"), (how.value, "k")]
     assert [record.state for record in ledger.list()] == [State.DONE, State.DONE]
@@ -267,7 +266,7 @@ def test_p05_a_sleeper_that_has_locked_sqlite_leaves_doubt_until_it_wakes_up_and
     """SQLite has one writer: while the sleeper's transaction is open nobody can void its marker, so nobody knows."""
     target.attempt(ledger_url, order("first"), booking(target, "first"))
     worker = Worker(target, ledger_url, "k", "in the transaction")
-    worker.process.send_signal(signal.SIGSTOP)
+    worker.freeze()
     try:
         how = until(
             lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
@@ -275,7 +274,7 @@ def test_p05_a_sleeper_that_has_locked_sqlite_leaves_doubt_until_it_wakes_up_and
         assert isinstance(how, guard.InDoubt)
         assert target.rows() == [(1, "first")]
     finally:
-        worker.process.send_signal(signal.SIGCONT)
+        worker.thaw()
     worker.go_on()
     assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(2, replayed=False)
     assert target.rows() == [(1, "first"), (2, "k")]
