@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -65,6 +66,18 @@ def test_a_key_with_other_parameters_is_refused(vendor: Vendor, vendor_control: 
     status, body = charge(vendor, key="k", amount=501)
     assert (status, body["error"]["type"]) == (400, "idempotency_error")
     assert vendor_control.charges() == 1
+
+
+def test_a_request_whose_sender_died_before_its_last_byte_is_none(
+    vendor: Vendor, vendor_control: VendorControl
+) -> None:
+    where = urllib.parse.urlsplit(vendor.url)
+    with socket.create_connection((where.hostname, where.port)) as dying:
+        dying.sendall(b"POST /charges HTTP/1.1\r\nIdempotency-Key: k\r\nContent-Length: 20\r\n\r\n{")
+        dying.shutdown(socket.SHUT_WR)
+        assert dying.recv(1) == b""  # it has been read, and nothing is answered
+    assert vendor_control.requests() == []
+    assert charge(vendor, key="k")[0] == 200
 
 
 def test_a_decline_is_saved_under_its_key(vendor: Vendor, vendor_control: VendorControl) -> None:
