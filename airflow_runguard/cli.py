@@ -272,7 +272,7 @@ COMMANDS = (
             Argument("--at", type=_moment, metavar="TIME", help="when it was answered (default: now)"),
         ),
     ),
-    Command("sweep", "Settle what dead holders left behind", (ACTOR,)),
+    Command("sweep", "Settle what dead holders left behind, and ask the vendors about it where Airflow runs", (ACTOR,)),
     Command(
         "preview",
         "Say what the guarded tasks of a DAG would do: in its runs if they were cleared, or in a backfill",

@@ -199,15 +199,23 @@ def _do(
         ledger.check()
         if name in ("preview", "baseline", "audit"):
             return _beside_airflow(name, args, ledger, airflow=door.settings is not None)
-        if name == "reconcile":
-            from airflow_runguard.reconcile import Functions, settle_all
-
-            scope = {"dag_id": args.dag_id, "namespace": args.namespace, "prefix": args.key_prefix}
-            with _said_to_stderr():
-                return settle_all(ledger, Functions(), actor=f"reconcile, started by {_actor(args)}", **scope)
+        if name == "reconcile" or (name == "sweep" and door.settings is not None):
+            return _ask_vendors(name, args, ledger)
         return _with_ledger(name, args, ledger, changes, getattr(door.settings, "resume_rate", RESUME_RATE))
     finally:
         ledger.close()
+
+
+def _ask_vendors(name: str, args: argparse.Namespace, ledger: Ledger) -> commands.Data:
+    """``reconcile``; and ``sweep`` where Airflow can load the functions that are asked about what it finds."""
+    from airflow_runguard.reconcile import Functions, settle_all
+
+    sweeps = name == "sweep"
+    scope = {} if sweeps else {"dag_id": args.dag_id, "namespace": args.namespace, "prefix": args.key_prefix}
+    swept = commands.sweep(ledger, actor=_actor(args)) if sweeps else {}
+    with _said_to_stderr():
+        asked = settle_all(ledger, Functions(), actor=f"{name}, started by {_actor(args)}", **scope)
+    return {**swept, **asked, "said": f"{swept['said']} {asked['said']}"} if sweeps else asked
 
 
 def _beside_airflow(name: str, args: argparse.Namespace, ledger: Ledger, *, airflow: bool) -> commands.Data:

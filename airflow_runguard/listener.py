@@ -109,7 +109,8 @@ class Caretaker:
 
 
 def attend(ledger: Ledger) -> None:
-    """Answers that their task did not get go into the ledger; parked tasks whose record was settled are woken.
+    """Answers that their task did not get go into the ledger; parked tasks whose record was settled, or turned out to be a
+    job that they can attach to, are woken.
 
     Runs where Airflow's metadata is at hand: in the triggerer's own process.
     """
@@ -117,7 +118,7 @@ def attend(ledger: Ledger) -> None:
 
     for asked in ledger.questions():
         with create_session() as session:
-            if asked["state"] == "in_doubt" and asked["generation"] == asked["generation_now"]:
+            if asked["stands"]:
                 _hear(ledger, asked, session)
             elif _wake(asked["ti_id"], session):
                 ledger.close_question(asked["ti_id"])

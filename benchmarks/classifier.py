@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from airflow_runguard.core.failures import classify
-from tests.core.test_classifier_vendors import SHAPES
+from demo.error_shapes import SHAPES
 
 NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
 

@@ -17,7 +17,7 @@ from airflow_runguard import Guard, GuardRetryPolicy
 from airflow_runguard.cli import main
 from airflow_runguard.core.failures import RULES
 from airflow_runguard.core.failures.texts import read_traceback
-from tests.core import vendors as v
+from demo import vendor_errors as v
 
 
 def asked(capsys: pytest.CaptureFixture[str], *typed: str) -> tuple[int, dict[str, Any]]:

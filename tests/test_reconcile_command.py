@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, State
 from tests.core import engine
-from tests.core.books import long_ago
+from tests.core.books import enter, expire, long_ago
 
 AIRFLOW = Path(sys.executable).with_name("airflow")
 DAG = """
@@ -122,6 +123,19 @@ def test_p03_reconcile_asks_by_the_dags_functions_and_says_of_each_what_came_of_
         assert (found.state, found.external_id, absent.state) == (CallState.DONE, "ch_1", CallState.PENDING)
         nothing = typed(home, "runguard", "reconcile", "--dag-id", "other", AIRFLOW_CONN_RUNGUARD_LEDGER=ledger_url)
         assert (nothing.returncode, nothing.stdout.strip()) == (0, "Nothing is in doubt.")
+
+        what = replace(engine.order("found", calls="explicit"), identity=engine.identity("found", "dead"))
+        held = enter(ledger, what, engine.holder(dag_id="bill", task_id="charge"))
+        held.intent("charge")
+        expire(sql, held.id)
+        long_ago(sql, held.id)
+        done = typed(home, "runguard", "sweep", "-o", "json", AIRFLOW_CONN_RUNGUARD_LEDGER=ledger_url)
+        assert done.returncode == 0, done.stderr
+        swept = json.loads(done.stdout)
+        assert swept["in_doubt"] == ["dead/found"]
+        (line,) = [line for line in swept["asked"] if line["record"] == "dead/found"]
+        assert line["outcome"] == "happened", "a sweep asks the vendor about what it finds"
+        assert ledger.calls(held.id)[0].state is CallState.DONE
 
 
 def in_doubt(ledger: Ledger, sql: psycopg.Connection[Any], key: str, dag_id: str, task_id: str) -> None:

@@ -12,8 +12,8 @@ from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.record import Completeness, State
 from airflow_runguard.core.work import Applied, Done, Ended, StillUnknown, Waiting
+from demo import vendor_errors as v
 from tests.core import batches, books
-from tests.core import vendors as v
 from tests.core.batches import Counting, invoices
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from airflow_runguard.core.failures import classify_result, hidden_retries
 from airflow_runguard.core.record import Effect, FailureClass
-from tests.core import vendors as v
-from tests.core.test_classifier_vendors import DOUBT, NOW, PAUSE, REFUSED, Means, check, replace, wait
+from demo import vendor_errors as v
+from demo.error_shapes import DOUBT, NOW, PAUSE, REFUSED, Means, wait
+from tests.core.test_classifier_vendors import check
 
 QUOTA, UNKNOWN = FailureClass.QUOTA, Effect.UNKNOWN
 

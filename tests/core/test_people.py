@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -114,6 +115,24 @@ def test_p13_calls_are_resolved_one_by_one_and_the_next_run_goes_on_after_them(l
     assert [answer.verdict for answer in answers.values()] == ["replay", "run", "replay"]
     assert answers["charge"].result == Result(b'"ch_1"')
     assert answers["book"].result == Result(None, "resolved by hand without a result")
+
+
+@pytest.mark.parametrize("kept", ["digest", "none"])
+def test_p02_what_a_person_says_of_one_call_is_stored_no_further_than_its_author_allowed(
+    ledger: Ledger, sql: SQL, kept: str
+) -> None:
+    held = enter(ledger, engine.order(fresh(), calls="explicit", store_result=kept))
+    assert held.intent("charge") == "run"
+    books.expire(sql, held.id)
+    assert ledger.claim(held.order, engine.holder()).verdict is Verdict.IN_DOUBT
+    assert ledger.resolve(held.id, "happened", call="charge", result=b'"secret"', **WORDS) == "ok"
+    held.write(outcomes=[Outcome("charge", result=Result(b'"secret, and late"'))])
+    rows = sql.execute("select result, result_digest from runguard.call where record_id = %s", [held.id]).fetchall()
+    assert rows == [(None, hashlib.sha256(b'"secret"').digest() if kept == "digest" else None)]
+    assert ("late_outcome" in kinds(ledger, held.id)) is (kept == "digest"), "without a digest it is the same answer"
+    assert not any("secret" in str(event.detail) for event in ledger.events(held.id))
+    answer = enter(ledger, held.order).write(intents=[("charge", "{}")]).intents["charge"]
+    assert (answer.verdict, answer.result is not None and answer.result.data) == ("replay", None)
 
 
 def test_p13_a_body_named_as_a_call_is_the_whole_record(ledger: Ledger) -> None:

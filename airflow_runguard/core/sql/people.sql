@@ -47,8 +47,8 @@ begin
            effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
            outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false,
            external_id = coalesce(p_reference, c.external_id), submitted = c.submitted and p_answer <> 'did_not_happen',
-           result = case when p_answer = 'happened' and p_call is not null then p_result end,
-           result_digest = case when p_answer = 'happened' and p_call is not null then sha256(p_result) end,
+           result = case when p_answer = 'happened' and p_call is not null and r.store_result = 'all' then p_result end,
+           result_digest = case when p_answer = 'happened' and p_call is not null and r.store_result <> 'none' then sha256(p_result) end,
            result_missing = case when p_answer = 'happened' and r.store_result <> 'none' and (p_call is null or p_result is null)
                                  then 'resolved by hand without a result' end
      where c.record_id = r.id and c.generation = r.generation

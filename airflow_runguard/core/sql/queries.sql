@@ -107,7 +107,12 @@ select runguard.ask(%(record_id)s, %(generation)s::int, %(ti_id)s, %(dag_id)s, %
 select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
 
 -- name: questions
-select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key, r.deployment
+select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key, r.deployment,
+       r.state = 'in_doubt' and q.generation = r.generation and not (
+           -- Since it was asked, all that is in doubt turned out to be jobs: its task attaches to them.
+           exists (select from runguard.event e where e.record_id = r.id and e.kind = 'remembered' and e.at > q.at)
+           and (select coalesce(bool_and(c.submitted), false) from runguard.call c where c.record_id = r.id
+                   and c.generation = r.generation and c.state in ('started', 'in_doubt'))) as stands
   from runguard.question q join runguard.record r on r.id = q.record_id
  where q.closed_at is null and r.deployment = %(deployment)s and (%(record_id)s::bigint is null or q.record_id = %(record_id)s)
  order by q.at limit 1000

@@ -37,7 +37,7 @@ begin
     select * into strict r from runguard.record k where k.id = p_record_id;
     insert into runguard.question (ti_id, record_id, generation, dag_id, task_id, run_id, map_index)
     values (p_ti_id, p_record_id, p_generation, p_dag_id, p_task_id, p_run_id, p_map_index)
-    on conflict (ti_id) do update set closed_at = null, record_id = p_record_id, generation = p_generation;
+    on conflict (ti_id) do update set closed_at = null, at = clock_timestamp(), record_id = p_record_id, generation = p_generation;
     perform runguard.book(r, 'asked', p_actor);
 end $$;
 

@@ -25,7 +25,9 @@ begin
     end if;
     insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
     values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
-        'call', p_call, 'state', p_state, 'effect', p_effect, 'result', encode(p_result, 'escape'))::text);
+        'call', p_call, 'state', p_state, 'effect', p_effect,
+        'result', case r.store_result when 'all' then encode(p_result, 'escape')
+                                      when 'digest' then 'sha256:' || encode(sha256(p_result), 'hex') end)::text);
     if p_effect is distinct from 'applied' or runguard.broken(r) <> ''
        or (r.generation <> p_generation and runguard.ordered_although_applied(r))
        or r.state not in ('running', 'pending', 'paused', 'failed')
