@@ -168,7 +168,7 @@ def resolve_items(
     ledger: Ledger,
     record: Record,
     answer: str,
-    selection: str,
+    chosen: Selection,
     *,
     actor: str,
     reason: str,
@@ -180,7 +180,7 @@ def resolve_items(
     done = Items(ledger).resolve(
         record.id,
         answer,
-        Selection.parse(selection),
+        chosen,
         actor=actor,
         reason=reason,
         results=None if result is None else [result],
@@ -193,13 +193,14 @@ def resolve_items(
 
 
 def reopen_items(
-    ledger: Ledger, record: Record, selection: str, *, actor: str, reason: str, again_although_applied: bool = False
+    ledger: Ledger, record: Record, chosen: Selection, *, actor: str, reason: str, again_although_applied: bool = False
 ) -> Data:
     """Order a selection of a batch's items anew; the next run of the task calls them."""
     done = Items(ledger).reopen(
         record.id,
-        Selection.parse(selection),
+        chosen,
         seen_generation=record.generation,
+        seen_fence=record.fence,
         actor=actor,
         reason=reason,
         again_although_applied=again_although_applied,

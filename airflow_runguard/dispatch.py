@@ -24,6 +24,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from airflow_runguard import codec, commands, screen, stops
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError, RunGuardError
+from airflow_runguard.core.items import Selection
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.seam import Connect
 
@@ -308,15 +309,15 @@ def _with_ledger(
                 ledger,
                 record,
                 args.answer,
-                args.items,
+                Selection.parse(args.items),
                 reference=args.reference,
                 result=None if args.result is None else _as_stored(args.result),
                 force=args.force,
                 **who,
             )
         case "reopen" if args.items:
-            again = args.again_although_applied
-            return commands.reopen_items(ledger, record, args.items, again_although_applied=again, **who)
+            chosen, again = Selection.parse(args.items), args.again_although_applied
+            return commands.reopen_items(ledger, record, chosen, again_although_applied=again, **who)
         case "items":
             return commands.items(ledger, record, args.state, after=args.after_item, limit=args.limit)
         case "resolve":

@@ -53,6 +53,12 @@ def _not_in_doubt(record: Record, ledger: Ledger) -> tuple[str, str]:
 
 
 def _no_such_call(record: Record, ledger: Ledger) -> tuple[str, str]:
+    if record.calls == "batch":
+        return (
+            f"{record.identity} has no item left among those chosen that could be changed like that: there is none, or "
+            "it moved on.",
+            f"Its items: `{command('items', record.identity)}`.",
+        )
     names = [c.name for c in ledger.calls(record.id) if c.generation == record.generation and c.state in words.OPEN]
     return (
         f"{record.identity} has no call of that name that could be resolved.",
@@ -91,7 +97,10 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         "Bring the task's arguments back as they were; or give the new work a key of its own.",
     ),
     "applied": lambda r, _: (
-        f"{r.identity} is {r.state} and its effect {'happened' if r.effect == 'applied' else 'may have happened'}: "
+        f"Items of {r.identity} happened, or may have: ordered anew, they have their effect a second time, each "
+        "under a new vendor key (a second charge)."
+        if r.calls == "batch"
+        else f"{r.identity} is {r.state} and its effect {'happened' if r.effect == 'applied' else 'may have happened'}: "
         "ordering it anew has it a second time, under a new vendor key (a second charge).",
         "If a second effect is what you want (say, after a refund), add --again-although-applied.",
     ),

@@ -209,12 +209,14 @@ class Items:
         actor: str,
         reason: str,
         again_although_applied: bool = False,
+        seen_fence: int | None = None,
     ) -> Changed:
         """Order finished items anew, each under a new vendor key and with the payload that the next list has."""
         return self._changed(
             "reopen_items",
             record_id=record_id,
             seen_generation=seen_generation,
+            seen_fence=seen_fence,
             **_selected(chosen),
             again_although_applied=again_although_applied,
             actor=actor,

@@ -10,15 +10,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from fastapi import APIRouter, HTTPException
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from airflow_runguard import codec, commands, stops
 from airflow_runguard.config import settings
 from airflow_runguard.core.errors import PlanningError
-from airflow_runguard.core.record import Record
+from airflow_runguard.core.items import Selection
+from airflow_runguard.core.record import FailureClass, Record
 from airflow_runguard.core.rows import record_of
 from airflow_runguard.refusals import Refused
 from airflow_runguard.ui.access import ReaderDep, audit
@@ -64,6 +65,24 @@ class Resolve(RecordChange):
 
 class Reopen(RecordChange):
     again_although_applied: bool = False
+
+
+class ReopenItems(Reopen):
+    """Which items: those named, or all that stand in one state (and failure class)."""
+
+    items: Annotated[list[Text] | None, Field(min_length=1, max_length=1_000)] = None
+    state: Literal["done", "failed"] | None = None
+    failure_class: FailureClass | None = None
+
+    @model_validator(mode="after")
+    def one_way(self) -> Self:
+        if (self.items is None) == (self.state is None) or (self.failure_class and not self.state):
+            raise ValueError("name the items, or a state (and a failure class), not both")
+        return self
+
+    def chosen(self) -> Selection:
+        names = None if self.items is None else tuple(self.items)
+        return Selection(self.state, self.failure_class, names)
 
 
 class Repair(Change):
@@ -129,6 +148,18 @@ def reopen(board: BoardDep, who: ReaderDep, record_id: Number, body: Reopen) -> 
     )
     audit(who, "reopen", row, although_applied=body.again_although_applied, reason=body.reason)
     return _answer(done)
+
+
+@router.post("/records/{record_id}/items/reopen", summary="Order finished items of a batch anew")
+def reopen_items(board: BoardDep, who: ReaderDep, record_id: Number, body: ReopenItems) -> Data:
+    """The next run of the task calls them. What happened, or may have, is left and counted, unless that is said too."""
+    row, record = _mine(board, who, record_id, body)
+    applied, chosen = body.again_although_applied, body.chosen()
+    done = commands.reopen_items(
+        board, record, chosen, actor=who.actor, reason=body.reason, again_although_applied=applied
+    )
+    audit(who, "reopen_items", row, items=str(chosen)[:500], although_applied=applied, reason=body.reason)
+    return {**_answer(done), "items": done["items"], "left": done["left"]}
 
 
 @router.post("/records/{record_id}/release", summary="Take a record from its holder")

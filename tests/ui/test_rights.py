@@ -19,6 +19,7 @@ SEEN = {"fence": 1, "generation": 1, **REASON}
 BODIES: dict[str, dict[str, Any]] = {
     "/api/records/{record_id}/resolve": {**SEEN, "answer": "happened"},
     "/api/records/{record_id}/reopen": SEEN,
+    "/api/records/{record_id}/items/reopen": {**SEEN, "items": ["item-1"]},
     "/api/records/{record_id}/release": SEEN,
     "/api/records/{record_id}/resume": SEEN,
     "/api/records/{record_id}/repair": {**REASON, "seen": "0" * 64},

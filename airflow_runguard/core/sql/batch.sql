@@ -244,23 +244,21 @@ end $$;
 -- Orders items anew, each under a new vendor key and with whatever payload the next list has for it. What had its effect
 -- (or may have) only with p_again_although_applied. The record stays where it is: the next run enters it.
 create or replace function runguard.reopen_items(
-    p_record_id bigint, p_seen_generation integer, p_state text, p_class text, p_names text[],
+    p_record_id bigint, p_seen_generation integer, p_seen_fence bigint, p_state text, p_class text, p_names text[],
     p_again_although_applied boolean, p_actor text, p_reason text
 ) returns table (verdict text, items integer, early integer) language plpgsql as $$
 #variable_conflict use_column
 declare
     r         runguard.record;
+    s         record;
     v_applied integer;
     v_done    text[];
 begin
-    perform runguard.pin();
-    perform runguard.open_for_writing();
-    select * into r from runguard.record k where k.id = p_record_id for update;
-    verdict := case when not found then 'missing'
-                    when r.calls <> 'batch' then 'no_batch'
-                    when runguard.broken(r) <> '' then 'broken'
-                    when r.generation <> p_seen_generation then 'moved'
-                    when r.state = 'running' then 'not_finished' end;
+    select * into s from runguard.look(p_record_id, p_seen_fence);
+    r := s.r;
+    verdict := coalesce(s.refused, case when r.calls <> 'batch' then 'no_batch'
+                                        when r.generation <> p_seen_generation then 'moved'
+                                        when r.state = 'running' then 'not_finished' end);
     if verdict is not null then
         return next;
         return;

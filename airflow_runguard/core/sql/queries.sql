@@ -343,5 +343,5 @@ select * from runguard.resolve_items(%(record_id)s, %(seen_fence)s::bigint, %(an
     %(results)s::bytea[], %(reference)s, %(actor)s, %(reason)s, %(force)s, %(nonce)s)
 
 -- name: reopen_items
-select * from runguard.reopen_items(%(record_id)s, %(seen_generation)s::int, %(state)s, %(class)s, %(names)s::text[],
-    %(again_although_applied)s, %(actor)s, %(reason)s)
+select * from runguard.reopen_items(%(record_id)s, %(seen_generation)s::int, %(seen_fence)s::bigint, %(state)s, %(class)s,
+    %(names)s::text[], %(again_although_applied)s, %(actor)s, %(reason)s)

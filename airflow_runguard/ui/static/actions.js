@@ -156,6 +156,34 @@ function reopen({ record }, done) {
   });
 }
 
+/** Items of a batch: those given, or all of one state where none are. */
+export function reopenItems({ record }, done, items, state) {
+  const applied = (call) => call.effect !== "not_applied";
+  const named = items.slice(0, 50).map((call) => h("li", {}, call.name));
+  const danger = items.length ? items.some(applied) : true;
+  ask({
+    title: T.reopenItems.title,
+    fields: [
+      items.length
+        ? h("ul", { class: "names" }, ...named, items.length > named.length ? h("li", {}, T.reopenItems.more(items.length - named.length)) : "")
+        : h("p", {}, T.reopenItems.all[state]),
+      danger
+        ? h("label", { class: "check" }, h("input", { type: "checkbox", name: "again_although_applied", required: items.length > 0 && items.every(applied) }), T.reopen.applied)
+        : "",
+    ],
+    will: (values) => [T.reopenItems.will, danger && !values.again_although_applied ? ` ${T.reopenItems.left}` : ""].join(""),
+    go: T.reopenItems.go,
+    danger,
+    send: (values) =>
+      send(record, "items/reopen", {
+        ...(items.length ? { items: items.map((call) => call.name) } : { state }),
+        reason: values.reason,
+        again_although_applied: Boolean(values.again_although_applied),
+      }),
+    done,
+  });
+}
+
 function release({ record }, done) {
   ask({
     title: T.release.title,

@@ -1,5 +1,5 @@
 // The calls (items) of a record: pages by name, and only the rows in sight are elements, so that a million is no burden.
-import { resolve } from "./actions.js";
+import { reopenItems, resolve } from "./actions.js";
 import { get } from "./api.js";
 import { button, h, section } from "./dom.js";
 import { badge, copyable, count, json } from "./parts.js";
@@ -10,20 +10,23 @@ const T = S.record;
 const ROW = 34; // pixels, as in app.css
 const SIGHT = 400;
 const FEW = 12;
+const MOST = 1_000; // items that one answer of a person may name
 const STATES = ["in_doubt", "started", "failed", "paused", "pending", "done"];
 
 export class Calls {
   constructor(id, changed) {
-    Object.assign(this, { id, changed, state: "", generation: "", rows: [], next: "", loading: false });
+    Object.assign(this, { id, changed, state: "", generation: "", rows: [], next: "", loading: false, chosen: new Map() });
     this.place = h("div", {});
     this.sight = h("div", { class: "sight", tabindex: "0", role: "table", "aria-label": T.calls, onscroll: () => this.scrolled() });
     this.inner = h("div", { class: "inner" });
     this.number = h("span", { class: "muted" });
+    this.acts = h("span", { class: "line" });
     this.sight.append(this.inner);
   }
 
   async look(data) {
     this.data = data;
+    this.chosen.clear();
     await this.restart();
   }
 
@@ -66,6 +69,7 @@ export class Calls {
       this[event.target.name] = event.target.value;
       this.sight.scrollTop = 0;
       this.rows = [];
+      this.chosen.clear();
       return this.restart();
     };
     const choice = h("select", { name: "state", "aria-label": T.call.state, onchange: choose }, h("option", { value: "" }, T.callsAll), ...STATES.map((state) => h("option", { value: state, selected: state === this.state }, S.state[state])));
@@ -83,13 +87,35 @@ export class Calls {
     const heads = [T.call.name, T.call.state, T.call.sent, T.call.vendor, T.call.external, T.call.error];
     this.place.replaceChildren(section(
       T.calls,
-      several ? h("div", { class: "line" }, which, choice, this.number) : "",
+      several ? h("div", { class: "line" }, which, choice, this.number, this.acts) : "",
       progress,
-      h("div", { class: "wide" }, h("div", { class: "calls" }, h("div", { class: "call heads" }, ...heads.map((text) => h("span", {}, text))), this.sight)),
+      h("div", { class: "wide" }, h("div", { class: `calls${this.mayReopen() ? " choosing" : ""}` }, h("div", { class: "call heads" }, this.mayReopen() ? h("span", {}) : "", ...heads.map((text) => h("span", {}, text))), this.sight)),
       this.rows.length ? "" : h("p", { class: "muted" }, this.next ? T.callsLooking : T.callsEmptyState),
     ));
     this.sight.style.height = `${Math.min(SIGHT, Math.max(1, this.rows.length) * ROW + 2)}px`;
     this.sight.classList.toggle("few", this.rows.length <= FEW);
+  }
+
+  /** A person orders items of a batch anew, while no holder is at work on it. */
+  mayReopen() {
+    const { record, may_change: may } = this.data;
+    const current = !this.generation || Number(this.generation) === record.generation;
+    return may && current && record.call_style === "batch" && !["running", "broken"].includes(record.state);
+  }
+
+  choose(call, on) {
+    if (on) this.chosen.set(call.name, call);
+    else this.chosen.delete(call.name);
+    this.offer();
+  }
+
+  offer() {
+    const { chosen } = this;
+    const all = T.reopenState[this.state];
+    this.acts.replaceChildren(
+      this.mayReopen() && chosen.size && chosen.size <= MOST ? button(T.reopenChosen(chosen.size), () => reopenItems(this.data, this.changed, [...chosen.values()]), { id: "reopen-chosen" }) : "",
+      this.mayReopen() && all && this.rows.length ? button(all, () => reopenItems(this.data, this.changed, [], this.state), { id: "reopen-state" }) : "",
+    );
   }
 
   draw() {
@@ -98,16 +124,22 @@ export class Calls {
     this.number.textContent = `${count(this.rows.length)}${this.next ? " …" : ""}`;
     this.inner.style.height = `${this.rows.length * ROW}px`;
     this.inner.replaceChildren(...shown.map((call, number) => this.row(call, from + number)));
+    this.offer();
   }
 
   row(call, number) {
     const may = this.data.may_change && this.data.record.state === "in_doubt" && call.state === "in_doubt" && call.name !== "body" && call.generation === this.data.record.generation;
+    const finished = this.mayReopen() && ["done", "failed"].includes(call.state);
     const told = [call.error, call.evidence].filter(Boolean).join(" · ");
     const row = h(
       "div",
       { class: "call", role: "row" },
+      this.mayReopen()
+        ? h("span", {}, finished ? h("input", { type: "checkbox", checked: this.chosen.has(call.name), "aria-label": T.selectCall(call.name), onchange: (event) => this.choose(call, event.target.checked) }) : "")
+        : "",
       h("span", { class: "cut", title: call.name }, call.name),
-      h("span", {}, badge(call.state), may ? button(T.resolveCall, () => resolve(this.data, this.changed, call.name), { class: "plain" }) : ""),
+      h("span", {}, badge(call.state), may ? button(T.resolveCall, () => resolve(this.data, this.changed, call.name), { class: "plain" }) : "",
+        finished ? button(T.reopenCall, () => reopenItems(this.data, this.changed, [call]), { class: "plain" }) : ""),
       h("span", {}, time(call.intent_at)),
       h("span", { class: "cut" }, copyable(call.vendor_key)),
       h("span", { class: "cut" }, copyable(call.external_id)),

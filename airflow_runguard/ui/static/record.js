@@ -32,7 +32,7 @@ export async function show(main) {
     data.instance = await inAirflow(data.record);
     const moved = shown && (shown.record.fence !== data.record.fence || shown.record.generation !== data.record.generation);
     if (moved) note(T.moved);
-    const changed = !shown || shown.record.updated_at !== data.record.updated_at;
+    const changed = !shown || shown.record.updated_at !== data.record.updated_at || shown.events[0]?.id !== data.events[0]?.id;
     shown = data;
     drawTop(data);
     drawBelow(data);
