@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from json.encoder import encode_basestring_ascii as _ascii
 from pathlib import PurePath
 from typing import Any, cast
 from uuid import UUID
@@ -107,14 +108,14 @@ def _fault(text: object) -> str:
     """Why a part of an identity is refused ('' = it is fine)."""
     if not isinstance(text, str):
         return f"is a {_type_name(text)} and not a text"
+    if text.isascii() and text.isprintable() and 0 < len(text) <= MAX_KEY_LENGTH and text[0] != " " != text[-1]:
+        return ""
     if not text.strip():
         return "is empty"
     if len(text) > MAX_KEY_LENGTH:
         return f"has {len(text)} characters; {MAX_KEY_LENGTH} are allowed, and it is never cut"
     if text != text.strip():
         return "has white space at its start or end"
-    if text.isascii() and text.isprintable():
-        return ""
     # Cc: control characters and NUL. Cs: lone surrogates. Zl, Zp: line breaks. PostgreSQL or a log would garble them.
     bad = next((char for char in text if unicodedata.category(char) in {"Cc", "Cs", "Zl", "Zp"}), None)
     return "" if bad is None else f"contains the character U+{ord(bad):04X}"
@@ -260,22 +261,43 @@ class _Unordered:
     members: Iterable[Any]
 
 
-_FLAT = frozenset({str, int, bool, type(None)})
+FLAT_FIELDS = 64
+"""Fields of a mapping that is taken the short way at most: shapes of so many names are kept."""
 
 
 def _flat(value: dict[Any, Any]) -> str | None:
-    """The canonical form of what most items of a batch are, at the speed of the C encoder: a mapping of plain names to
-    texts, whole numbers and truths. ``None`` = it is more than that (or refused), and takes the long way."""
-    for name, part in value.items():
-        if type(name) is not str or not name.isidentifier() or not name.isascii() or type(part) not in _FLAT:
+    """The canonical form of what most items of a batch are, several times as fast: a mapping of plain names to texts,
+    whole numbers and truths. ``None`` = it is more than that (or refused), and takes the long way."""
+    names = _shape(tuple(value)) if len(value) <= FLAT_FIELDS else None
+    if names is None:
+        return None
+    parts = []
+    for name, quoted in names:
+        part = value[name]
+        kind = type(part)
+        if kind is str:
+            parts.append(quoted + _ascii(part))
+        elif kind is int and -_SHORT_INT < part < _SHORT_INT:
+            parts.append(quoted + int.__repr__(part))
+        elif part is None:
+            parts.append(quoted + "null")
+        elif kind is bool:
+            parts.append(quoted + ("true" if part else "false"))
+        else:
             return None
-        if type(part) is int and part.bit_length() > MAX_INT_BITS:
-            return None
-    text = _ENCODE_FLAT(value)
+    text = "{" + ",".join(parts) + "}"
     return None if len(text) > MAX_PAYLOAD or "\\ud" in text else text  # perhaps a lone surrogate
 
 
-_ENCODE_FLAT = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+@functools.lru_cache(256)
+def _shape(names: tuple[Any, ...]) -> tuple[tuple[str, str], ...] | None:
+    """A mapping's names in canonical order, each also as it is written; ``None`` where one is more than plain."""
+    if not all(isinstance(name, str) and name.isidentifier() and name.isascii() for name in names):
+        return None
+    return tuple((name, f'"{name}":') for name in sorted(str.__str__(name) for name in names))
+
+
+_SHORT_INT = 10**18
 
 
 class _Encoder:

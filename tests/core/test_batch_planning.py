@@ -54,6 +54,28 @@ def test_two_batches_plan_the_same_ten_thousand_items_in_opposite_order(open_led
     assert len(batches.items(first, batches.order("one"))) == MANY
 
 
+def test_a_resumed_batch_writes_no_line_of_what_is_done_and_counts_it_once(ledger, sql, monkeypatch):
+    monkeypatch.setattr(conduct, "CHUNK", 3)
+    batches.run(ledger, invoices(*"abcdefg"), Counting())
+    line = batches.record(ledger)
+
+    def versions():
+        told = sql.execute(
+            "select name, xmin::text from runguard.call where record_id = %s and state = 'done'", [line.id]
+        )
+        return dict(told.fetchall())
+
+    before = versions()
+    how = batches.run(ledger, invoices(*"fabcdhabcf"), Counting())  # named again in other chunks; e and g are not named
+    assert isinstance(how, Done)
+    assert {key: how.value[key] for key in ("items", "done", "replayed", "complete")} == {
+        "items": 6, "done": 6, "replayed": 5, "complete": True,
+    }  # fmt: skip
+    assert {name: xmin for name, xmin in versions().items() if name != "h"} == before
+    ledger.sweep("test")
+    assert sql.execute("select count(*) from runguard.listed").fetchone() == (0,)
+
+
 def test_a_stream_is_read_once_and_never_held(ledger, monkeypatch):
     monkeypatch.setattr(spool, "IN_MEMORY", 1_000)
     read = 0

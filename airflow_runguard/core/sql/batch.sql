@@ -58,22 +58,29 @@ begin
         return false;
     end if;
     perform runguard.doubt_open_items(r, 'its holder was gone before an answer came');
+    delete from runguard.listed l where l.record_id = r.id and l.fence < p_fence;
     return true;
 end $$;
 
 -- Plans a chunk of items, and renews the lease. Says of each: 'work' (it may be called), 'done', 'in_doubt', 'paused',
 -- 'failed' (only a person's reopen sends it again: what was wrong with it is still wrong, or it kills its worker),
 -- 'changed' (begun with another payload: refused, its line as it was), 'conflict' (the list names it twice, differently).
--- Rows are touched in key order.
+-- The record's row is locked, so nobody else writes a line of it meanwhile. Lines are written in key order, and those that
+-- are done are not written at all: that the list named them stands in listed.
+-- The first list is planned before PostgreSQL knows how many lines there are; it would compare each with each.
 create or replace function runguard.plan(
     p_record_id bigint, p_generation integer, p_fence bigint, p_nonce text, p_actor text, p_lease interval,
     p_max_claims integer, p_key_lifetime interval, p_names text[], p_digests text[]
-) returns table (verdict text, at timestamptz, until timestamptz, said text[]) language plpgsql as $$
+) returns table (verdict text, at timestamptz, until timestamptz, said text[]) language plpgsql
+set enable_seqscan = off set enable_nestloop = off as $$
 #variable_conflict use_column
 declare
     r        runguard.record;
     v_now    timestamptz;
     v_said   text[];
+    v_new    text[];
+    v_listed text[];
+    v_again  boolean;
     v_poison text[];
 begin
     perform runguard.pin();
@@ -84,26 +91,46 @@ begin
         return query select 'lost', v_now, null::timestamptz, null::text[];
         return;
     end if;
-    insert into runguard.call as c (record_id, generation, name, state, fence, payload_digest, planned)
-    select r.id, r.generation, t.name, 'pending', 0, t.digest, p_fence
-      from unnest(p_names, p_digests) t (name, digest) order by t.name
-        on conflict (record_id, generation, name) do update set planned = excluded.planned,
-           payload_digest = case when c.first_intent_at is null and c.state = 'pending' then excluded.payload_digest
-                                 else c.payload_digest end
-     where c.planned is distinct from excluded.planned;
-    select array_agg(case
-               when c.payload_digest is distinct from t.digest
-                   then case when c.first_intent_at is null and c.state = 'pending' then 'conflict' else 'changed' end
-               when c.state = 'pending' then case when c.claims < p_max_claims then 'work' else 'poison' end
-               when c.state = 'failed' then case when c.effect = 'not_applied' and c.claims < p_max_claims
-                   and c.failure_class not in ('validation', 'planning') then 'work' else 'failed' end
-               when c.state = 'paused' then case when c.resume_at <= v_now then 'work' else 'paused' end
-               when c.state = 'in_doubt' then case when c.claims < p_max_claims and runguard.may_resend(c, p_key_lifetime)
-                   then 'work' else 'in_doubt' end
-               when c.state = 'started' then 'in_doubt'
-               else c.state end order by t.place) into v_said
-      from unnest(p_names, p_digests) with ordinality t (name, digest, place)
-      join runguard.call c on c.record_id = r.id and c.generation = r.generation and c.name = t.name and c.name = any (p_names);
+    with known as materialized (
+        select c.name, c.state, c.claims, c.planned is distinct from p_fence as again,
+               c.first_intent_at is null and c.state = 'pending' as fresh,
+               case when c.payload_digest is distinct from t.digest then 'other'
+                    when c.state = 'failed' then case when c.effect = 'not_applied' and c.claims < p_max_claims
+                        and c.failure_class not in ('validation', 'planning') then 'work' else 'failed' end
+                    when c.state = 'paused' then case when c.resume_at <= v_now then 'work' else 'paused' end
+                    when c.state = 'in_doubt' then case when c.claims < p_max_claims and runguard.may_resend(c, p_key_lifetime)
+                        then 'work' else 'in_doubt' end
+                    when c.state = 'started' then 'in_doubt'
+                    else c.state end as word
+          from unnest(p_names, p_digests) t (name, digest) join runguard.call c on c.name = t.name
+         where c.record_id = r.id and c.generation = r.generation and c.name = any (p_names)
+    )
+    select array_agg(case when k.name is null then 'work'
+                          when k.fresh and k.word = 'other' and not k.again then 'conflict'
+                          when k.fresh then case when k.claims < p_max_claims then 'work' else 'poison' end
+                          when k.word = 'other' then 'changed'
+                          when k.word = 'pending' then case when k.claims < p_max_claims then 'work' else 'poison' end
+                          else k.word end order by t.place),
+           array_agg(t.name) filter (where k.name is null),
+           array_agg(t.name) filter (where k.state = 'done' and k.again),
+           coalesce(bool_or(k.state <> 'done' and k.again), false)
+      into v_said, v_new, v_listed, v_again
+      from unnest(p_names) with ordinality t (name, place) left join known k on k.name = t.name;
+    if v_new is not null then
+        insert into runguard.call (record_id, generation, name, state, fence, payload_digest, planned)
+        select r.id, r.generation, t.name, 'pending', 0, t.digest, p_fence
+          from unnest(v_new) n (name) join unnest(p_names, p_digests) t (name, digest) on t.name = n.name order by t.name;
+    end if;
+    if v_listed is not null then
+        insert into runguard.listed (record_id, fence, names) values (r.id, p_fence, v_listed);
+    end if;
+    if v_again then
+        update runguard.call c set planned = p_fence,
+               payload_digest = case when c.first_intent_at is null and c.state = 'pending' then t.digest else c.payload_digest end
+          from unnest(p_names, p_digests) t (name, digest)
+         where c.record_id = r.id and c.generation = r.generation and c.name = t.name and c.name = any (p_names)
+           and c.state <> 'done' and c.planned is distinct from p_fence;
+    end if;
     if 'poison' = any (v_said) then
         with poison as (
             update runguard.call c set state = 'failed', failure_class = 'processing', effect = 'not_applied', outcome_at = v_now,

@@ -317,8 +317,10 @@ select c.*, r.namespace, r.key
 select runguard.begin_batch(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s) as held
 
 -- name: plan
-select * from runguard.plan(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s, make_interval(secs => %(lease)s),
-    %(max_claims)s::int, make_interval(secs => %(key_lifetime)s::float8), %(names)s::text[], %(digests)s::text[])
+select p.verdict, p.at, p.until, array_to_string(p.said, E'\x1f') as said
+  from runguard.plan(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s, make_interval(secs => %(lease)s),
+    %(max_claims)s::int, make_interval(secs => %(key_lifetime)s::float8),
+    string_to_array(%(names)s, E'\x1f'), string_to_array(%(digests)s, E'\x1f')) p
 
 -- name: progress
 update runguard.record r set progress = %(progress)s
@@ -330,6 +332,9 @@ select c.state, c.failure_class, count(*) as items,
   from runguard.call c
  where c.record_id = %(record_id)s and c.generation = %(generation)s::int and (%(planned)s::bigint is null or c.planned = %(planned)s)
  group by c.state, c.failure_class
+ union all
+select 'done', null, count(distinct n.name), null from runguard.listed l, unnest(l.names) n (name)
+ where l.record_id = %(record_id)s and l.fence = %(planned)s::bigint having count(*) > 0
 
 -- name: items
 select c.* from runguard.call c

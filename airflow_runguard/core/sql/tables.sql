@@ -126,10 +126,18 @@ create table runguard.call (
     result_missing   text,
     -- an item of a batch: its name is the item's key
     payload_digest   text,                                  -- of the item as it was planned
-    planned          bigint,                                -- the last entry (its fence) whose list named it
+    planned          bigint,                                -- the last entry (its fence) whose list named it, not done
     claims           integer not null default 0,            -- intents since the last booked outcome
     primary key (record_id, generation, name)
 ) with (fillfactor = 70);
+
+-- Items that were done before the entry of that fence, and that its list names: their own lines stay as they are.
+create table runguard.listed (
+    record_id  bigint not null,
+    fence      bigint not null,
+    names      text[] not null
+);
+create index listed_of_record on runguard.listed (record_id, fence);
 
 -- Append-only: what happened, when, by whom, why.
 create table runguard.event (

@@ -355,5 +355,6 @@ begin
         end if;
         return query select k.id, k.namespace::text, k.key::text, k.state::text from runguard.record k where k.id = r.id;
     end loop;
+    delete from runguard.listed l using runguard.record k where k.id = l.record_id and k.state <> 'running';
     perform runguard.fold();
 end $$;
