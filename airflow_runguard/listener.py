@@ -109,8 +109,8 @@ class Caretaker:
 
 
 def attend(ledger: Ledger) -> None:
-    """Answers that their task did not get go into the ledger; parked tasks whose record was settled, or turned out to be a
-    job that they can attach to, are woken.
+    """Answers that their task did not get go into the ledger; parked tasks whose record was settled, or turned out to
+    be a job that they can attach to, are woken.
 
     Runs where Airflow's metadata is at hand: in the triggerer's own process.
     """

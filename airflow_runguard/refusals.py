@@ -100,8 +100,8 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         f"Items of {r.identity} happened, or may have: ordered anew, they have their effect a second time, each "
         "under a new vendor key (a second charge)."
         if r.calls == "batch"
-        else f"{r.identity} is {r.state} and its effect {'happened' if r.effect == 'applied' else 'may have happened'}: "
-        "ordering it anew has it a second time, under a new vendor key (a second charge).",
+        else f"{r.identity} is {r.state} and its effect {'' if r.effect == 'applied' else 'may have '}happened: ordering "
+        "it anew has it a second time, under a new vendor key (a second charge).",
         "If a second effect is what you want (say, after a refund), add --again-although-applied.",
     ),
     "under_way": lambda r, _: (
