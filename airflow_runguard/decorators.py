@@ -6,7 +6,6 @@ pyright see the call as the DAG author writes it.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, MutableMapping
 from datetime import datetime, timedelta
@@ -110,8 +109,12 @@ def _check_names(options: Iterable[str]) -> None:
     """
     parameters = inspect.signature(BaseOperator.__init__).parameters
     for name in options:
+        if name in parameters:
+            continue
+        import difflib  # of no use to almost every task process
+
         near = difflib.get_close_matches(name, GuardOptions.__annotations__, 1, 0.75)
-        if near and name not in parameters:
+        if near:
             raise PlanningError(
                 f"Neither a guard nor an operator has an option {name!r}.", f"Did you mean {near[0]!r}?"
             )

@@ -6,7 +6,6 @@ from ``[runguard]``. Imports nothing heavy and opens nothing.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -118,6 +117,8 @@ class Guard:
         known = [option.name for option in fields(cls)]
         for name in options:
             if name not in known:
+                import difflib  # only a slip needs it
+
                 near = difflib.get_close_matches(name, known, 1)
                 hint = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
                 raise PlanningError(f"A guard has no option {name!r}.", hint)

@@ -59,7 +59,9 @@ def main() -> int:
                 for name in ROUNDS:
                     seconds[name].append(getattr(bench, name)(calls))
                 print(f"Round {number + 1} of {rounds} done ({calls:,} calls each).", flush=True)
+            print("Memory of task processes …", flush=True)
             memory = resident_mb(urls[1], redis.url)
+            print("Batches: items, 100,000 planned and resumed, a stream …", flush=True)
             many = 100_000 if short else 1_000_000
             of_batches = batch.figures(urls[1], bench.bare_connection, rounds=rounds, items=calls, many=many)
             waits = 500 if short else 5000

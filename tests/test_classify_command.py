@@ -15,7 +15,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 
 from airflow_runguard import Guard, GuardRetryPolicy
 from airflow_runguard.cli import main
-from airflow_runguard.core.failures import RULES
+from airflow_runguard.core.failures.families import RULES
 from airflow_runguard.core.failures.texts import read_traceback
 from demo import vendor_errors as v
 

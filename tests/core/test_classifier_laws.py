@@ -24,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_runguard.core.errors import NotApplied
-from airflow_runguard.core.failures import RULES, classify
+from airflow_runguard.core.failures import classify
+from airflow_runguard.core.failures.families import RULES
 from airflow_runguard.core.record import Effect, FailureClass
 
 NOT_APPLIED, UNKNOWN = Effect.NOT_APPLIED, Effect.UNKNOWN

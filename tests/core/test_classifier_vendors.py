@@ -13,8 +13,9 @@ import stripe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_runguard.core.failures import FAMILIES, RULES, Family, Rule, classify, decide
+from airflow_runguard.core.failures import Family, Rule, classify, decide
 from airflow_runguard.core.failures.book import GROUP, installed
+from airflow_runguard.core.failures.families import FAMILIES, RULES
 from airflow_runguard.core.failures.rule import OPEN, rate, words
 from airflow_runguard.core.record import Effect, Failure
 from demo import vendor_errors as v

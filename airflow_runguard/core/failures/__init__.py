@@ -20,15 +20,12 @@ from airflow_runguard.core.failures.answer import RESPONSE, Answer
 from airflow_runguard.core.failures.attempts import SWITCHES, attempts_before
 from airflow_runguard.core.failures.book import Book, installed, with_rules
 from airflow_runguard.core.failures.evidence import Sighting, Via
-from airflow_runguard.core.failures.families import FAMILIES
 from airflow_runguard.core.failures.reading import gather, type_key
 from airflow_runguard.core.failures.rule import Family, Rule
 from airflow_runguard.core.failures.waits import is_exhausted, wait_seconds
 from airflow_runguard.core.record import Effect, Failure, FailureClass
 
 __all__ = [
-    "FAMILIES",
-    "RULES",
     "SWITCHES",
     "Decision",
     "Failure",
@@ -39,8 +36,6 @@ __all__ = [
     "decide",
     "hidden_retries",
 ]
-
-RULES: tuple[Rule, ...] = tuple(rule for family in FAMILIES for rule in family.rules)
 
 MIN_FLOOR = 1.0
 """Seconds. A vendor's wait that is shorter, or over already, would only storm it."""

@@ -230,6 +230,9 @@ def pairs(headers: object) -> Iterator[tuple[str, str]]:
     try:
         listed = list(islice(headers.items(), MAX_HEADERS))  # type: ignore[attr-defined]
         for name, value in listed:
+            if type(name) is str and type(value) is str:
+                yield name.lower(), value[:MAX_TEXT].strip()
+                continue
             if isinstance(name, bytes):
                 name = name.decode("latin-1")
             if isinstance(value, bytes):

@@ -12,7 +12,6 @@ from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
 from airflow_runguard.core.failures.answer import Answer, packages
-from airflow_runguard.core.failures.families import FAMILIES
 from airflow_runguard.core.failures.rule import Family, Rule
 
 GROUP = "airflow_runguard.failure_rules"
@@ -82,7 +81,10 @@ def installed() -> Book:
     """The built-in families, after those that installed packages bring along.
 
     A package whose rules cannot be loaded is left out, said once: what it would have told stays as the others tell it.
+    They are read with the first error: a task that has none does not keep their thousand patterns in memory.
     """
+    from airflow_runguard.core.failures.families import FAMILIES
+
     own: list[Family] = []
     for entry in entry_points(group=GROUP):
         try:

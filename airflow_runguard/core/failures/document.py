@@ -101,6 +101,7 @@ _WRAPPERS = names("""
 _CODE = re.compile(r"[\w.:/#-]{1,120}")
 
 
+_LISTS = (list, tuple)
 _CODE_ATTRIBUTES = names("code type error_code errno sqlstate pgcode reason status")
 
 
@@ -117,12 +118,13 @@ class Said:
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > 6:
             return
-        if isinstance(part, list | tuple):
-            for entry in part[:50]:
-                self.take(entry, depth + 1)
-            return
-        if not is_mapping(part):
-            return
+        if type(part) is not dict:
+            if isinstance(part, _LISTS):
+                for entry in part[:50]:
+                    self.take(entry, depth + 1)
+                return
+            if not is_mapping(part):
+                return
         try:
             entries = list(islice(part.items(), MAX_NODES))
         except Exception:
@@ -131,14 +133,13 @@ class Said:
             if not isinstance(key, str):
                 continue
             name = str.lower(key)
-            if isinstance(value, str | int):
+            told = isinstance(value, str)
+            if told or isinstance(value, int):
                 if name in _CODE_FIELDS:
                     self.code(name, value)
-                if (name in _MESSAGE_FIELDS and isinstance(value, str)) or (
-                    name == "errors" and isinstance(value, str)
-                ):
+                if told and name in _MESSAGE_FIELDS:
                     self.message(value)
-                elif name.endswith("error") and depth and isinstance(value, str):
+                elif told and depth and name.endswith("error"):
                     self.code(name, value)  # Google Ads: {"errorCode": {"quotaError": "RESOURCE_EXHAUSTED"}}
             elif name in _WRAPPERS:
                 self.take(value, depth + 1)

@@ -16,7 +16,7 @@ from typing import Any
 
 from airflow_runguard.core.failures.answer import ERROR, RESPONSE, Answer, answer_of
 from airflow_runguard.core.failures.attempts import Attempts, attempts_before
-from airflow_runguard.core.failures.reading import errors, gather, read, type_key, type_keys
+from airflow_runguard.core.failures.reading import errors, gather, read, sequence, type_key, type_keys
 
 MAX_ERRORS = 64
 
@@ -86,10 +86,12 @@ def walk(error: BaseException) -> tuple[list[Sighting], bool]:
         seen.add(id(current))
         sighting = _sight(current, via, parent)
         found.append(sighting)
-        named.extend([(inner, Via.CAUSE, sighting) for inner in _causes(current, sighting.have)])
+        for inner in _causes(sighting.have):
+            named.append((inner, Via.CAUSE, sighting))
         if isinstance(current, BaseExceptionGroup):
             named.extend([(inner, Via.MEMBER, sighting) for inner in errors(sighting.have.get("exceptions"))])
-        named.extend([(inner, Via.ATTEMPT, sighting) for inner in sighting.attempts.errors])
+        for inner in sighting.attempts.errors:
+            named.append((inner, Via.ATTEMPT, sighting))
         context = sighting.have.get("__context__")
         if isinstance(context, BaseException):
             contexts.append((context, Via.CONTEXT, sighting))
@@ -116,9 +118,9 @@ def _sight(error: BaseException, via: Via, parent: Sighting | None) -> Sighting:
 _CAUSES = ("__cause__", "reason", "os_error", "cause", "orig", "error", "inner_exception")
 
 
-def _causes(error: BaseException, have: Mapping[str, Any]) -> list[BaseException]:
-    """The errors that ``error`` itself names as its reason."""
+def _causes(have: Mapping[str, Any]) -> list[BaseException]:
+    """The errors that an error itself names as its reason, by what it has."""
     named = [have[name] for name in _CAUSES if name in have]
     if "last_attempt" in have:  # tenacity; the method exception() would wait for an unfinished attempt
         named.append(read(have["last_attempt"], "_exception"))
-    return errors(named) + errors(have.get("args"))
+    return errors([*named, *sequence(have.get("args"))])

@@ -31,10 +31,13 @@ def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
     cls: Any = type(thing)
     listed = _by_class(cls, wanted)
     with suppress(Exception):  # it has no names of its own, or does not tell them
-        listed = listed | wanted.intersection(vars(thing))
+        listed = listed.union(wanted.intersection(vars(thing)))
     found = {}
     for name in listed:
-        value = read(thing, name)
+        try:
+            value = getattr(thing, name, None)
+        except Exception:
+            value = None
         if value is not None:
             found[name] = value
     return found
@@ -95,13 +98,17 @@ def is_mapping(thing: object) -> bool:
     return type(thing) is dict or isinstance(thing, Mapping)
 
 
+_SEQUENCES = (list, tuple)
+
+
 def errors(values: object) -> list[BaseException]:
-    return [value for value in sequence(values) if isinstance(value, BaseException)]
+    listed = sequence(values)
+    return [value for value in listed if isinstance(value, BaseException)] if listed else []
 
 
 def sequence(value: object) -> Iterable[Any]:
     """A list or tuple, and nothing that computes, streams or never ends."""
-    return value if isinstance(value, list | tuple) else ()
+    return value if isinstance(value, _SEQUENCES) else ()
 
 
 def integer(value: object) -> int | None:

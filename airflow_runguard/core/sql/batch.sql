@@ -58,7 +58,6 @@ begin
         return false;
     end if;
     perform runguard.doubt_open_items(r, 'its holder was gone before an answer came');
-    delete from runguard.listed l where l.record_id = r.id and l.fence < p_fence;
     return true;
 end $$;
 
@@ -72,7 +71,7 @@ create or replace function runguard.plan(
     p_record_id bigint, p_generation integer, p_fence bigint, p_nonce text, p_actor text, p_lease interval,
     p_max_claims integer, p_key_lifetime interval, p_names text[], p_digests text[]
 ) returns table (verdict text, at timestamptz, until timestamptz, said text[]) language plpgsql
-set enable_seqscan = off set enable_nestloop = off as $$
+set enable_seqscan = off set enable_nestloop = off set jit = off as $$
 #variable_conflict use_column
 declare
     r        runguard.record;

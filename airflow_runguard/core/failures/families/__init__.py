@@ -48,3 +48,5 @@ FAMILIES: tuple[Family, ...] = (
     airflow.FAMILY,
     http.FAMILY,
 )
+
+RULES = tuple(rule for family in FAMILIES for rule in family.rules)
