@@ -268,15 +268,17 @@ def main() -> int:
             bulky = bulky_one(connection)
         figures = measure(given.url, bulky, given.rows, given.rounds)
     else:
-        with tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory:
-            with Postgres(Path(directory), settings=QUICKLY) as postgres:
-                url = postgres.create_database("full")
-                upgrade(url, deployment=DEPLOYMENT)
-                print(f"Filling a ledger with {given.rows:,} records …", flush=True)
-                begun = time.monotonic()
-                bulky = fill(url, given.rows)
-                print(f"Filled in {time.monotonic() - begun:.0f} s.", flush=True)
-                figures = measure(url, bulky, given.rows, given.rounds)
+        with (
+            tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory,
+            Postgres(Path(directory), settings=QUICKLY) as postgres,
+        ):
+            url = postgres.create_database("full")
+            upgrade(url, deployment=DEPLOYMENT)
+            print(f"Filling a ledger with {given.rows:,} records …", flush=True)
+            begun = time.monotonic()
+            bulky = fill(url, given.rows)
+            print(f"Filled in {time.monotonic() - begun:.0f} s.", flush=True)
+            figures = measure(url, bulky, given.rows, given.rounds)
     target = Path(__file__).with_name("board.json")
     keep(target, figures, given.rows, given.rounds)
     print(f"Written to benchmarks/{target.name}.")
