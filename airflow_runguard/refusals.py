@@ -70,7 +70,7 @@ def _applied(record: Record, _: Ledger) -> tuple[str, str]:
     remedy = "If a second effect is what you want (say, after a refund), add --again-although-applied."
     if record.calls == "batch":
         return (
-            f"Items of {record.identity} happened, or may have: ordered anew, they have their effect a second time, each "
+            f"Items of {record.identity} happened, or may have: ordered anew, they have it a second time, each "
             "under a new vendor key (a second charge).",
             remedy,
         )
