@@ -2,7 +2,7 @@
 # Every target that runs Python does so with `exec`, so that Ctrl-C and kill reach it and not a shell in between.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo up test soak check bench bench-ledger constraints clean
+.PHONY: help setup demo up pictures test soak check bench bench-ledger constraints clean
 .NOTPARALLEL:
 
 VENV   := .venv
@@ -22,6 +22,9 @@ demo: $(READY) ## Show every accident, plain and guarded; ends with a table and 
 
 up: $(READY) ## Start Airflow with the examples and keep it up; Ctrl-C stops all of it
 	@exec $(PY) -m demo up $(ARGS)
+
+pictures: $(READY) ## Drive accidents and take the README's pictures of the ledger after them (needs Chromium)
+	@exec $(PY) -m demo pictures $(ARGS)
 
 test: $(READY) ## Run the tests on real servers
 	@exec $(PY) -m pytest -m "not soak" -n 2 --no-loadscope-reorder $(ARGS)

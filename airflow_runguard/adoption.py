@@ -6,8 +6,9 @@ as the task would render them, from its run; one that needs what only a task kno
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
@@ -45,10 +46,14 @@ WOULD = {
 
 @dataclass(frozen=True)
 class Work:
-    """One guarded task in one run. ``identity`` is ``None`` where only the task itself can name it (``why``)."""
+    """One guarded task in one run. ``identity`` is ``None`` where only the task itself can name it (``why``).
+
+    :param map_index: -1 = it is not mapped; ``None`` = all of a mapped task, whose items are not known before it runs.
+    """
 
     task_id: str
     run_id: str
+    map_index: int | None
     identity: Identity | None
     place: Place | None = None
     why: str = ""
@@ -69,6 +74,7 @@ def preview(ledger: Ledger, dag_id: str, backfill: tuple[datetime, datetime] | N
             {
                 "task_id": work.task_id,
                 "run_id": work.run_id,
+                "map_index": work.map_index,
                 "record": None if work.identity is None else str(work.identity),
                 "would": would,
                 "why": work.why,
@@ -90,9 +96,12 @@ def baseline(ledger: Ledger, dag_id: str, *, before: datetime, apply: bool, acto
     succeeded = _successes(dag_id, before)
     booked, known, unknown = [], 0, 0
     for work in _works(ledger.deployment, dag, _runs(dag_id)):
-        if (work.task_id, work.run_id) not in succeeded:
+        done = succeeded.get((work.task_id, work.run_id), frozenset())
+        if work.map_index is None:
+            unknown += len(done)
+        elif work.map_index not in done:
             continue
-        if work.identity is None:
+        elif work.identity is None:
             unknown += 1
         elif ledger.get(work.identity) is not None:
             known += 1
@@ -160,21 +169,38 @@ def _works(deployment: str, dag: Any, runs: list[Any]) -> Iterator[Work]:
             f"Run `airflow runguard candidates --dag-id {dag.dag_id}`.",
         )
     for run in runs:
-        for task, guard in tasks:
+        for (task, guard), (map_index, one) in ((pair, one) for pair in tasks for one in _expanded(pair[0])):
             namespace = guard.namespace or f"{dag.dag_id}.{task.task_id}"
             try:
-                name, place = _named(dag, task, guard, run)
+                name, place = _named(dag, one, guard, run)
                 identity = keys.identity(deployment, namespace, name)
             except (PlanningError, jinja2.TemplateError) as error:
                 what = error.what if isinstance(error, PlanningError) else str(error)
-                yield Work(task.task_id, run.run_id, None, why=what)
+                yield Work(task.task_id, run.run_id, map_index, None, why=what)
             else:
-                yield Work(task.task_id, run.run_id, identity, place)
+                yield Work(task.task_id, run.run_id, map_index, identity, place)
+
+
+def _expanded(task: Any) -> list[tuple[int | None, Any]]:
+    """What one run has of a task: itself; or, of a mapped one, what its DAG's text expands it to, by map index."""
+    if isinstance(task, GuardMixin):
+        return [(-1, task)]
+    expand = task._get_specified_expand_input()  # Airflow 3.3 has no public way to unmap outside of a task
+    over = list(expand.value.values()) if isinstance(expand.value, Mapping) else [expand.value, *_items(expand.value)]
+    if not all(isinstance(one, Sized) and not hasattr(one, "resolve") for one in over):
+        return [(None, task)]
+    number = math.prod(map(len, over)) if isinstance(expand.value, Mapping) else len(expand.value)
+    at = [task._expand_mapped_kwargs({"ti": SimpleNamespace(map_index=index)})[0] for index in range(number)]
+    return [(index, task.unmap(kwargs)) for index, kwargs in enumerate(at)]
+
+
+def _items(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else []
 
 
 def _named(dag: Any, task: Any, guard: Guard, run: Any) -> tuple[str, Place | None]:
     if not isinstance(task, GuardMixin):
-        raise PlanningError("It is mapped: what it is expanded over is known when it runs.")
+        raise PlanningError("It is mapped over what another task gives, which is known when it runs.")
     env = task.get_template_env(dag=dag)
     context = _context(dag, task, run)
     context["args"] = _Arguments(adapter_for(type(task)).arguments(task), context, env)
@@ -297,13 +323,17 @@ def _planned(dag_id: str, first: datetime, last: datetime) -> Iterator[Any]:
         )
 
 
-def _successes(dag_id: str, before: datetime) -> set[tuple[str, str]]:
+def _successes(dag_id: str, before: datetime) -> Mapping[tuple[str, str], Collection[int]]:
+    """The map indexes that succeeded, by task and run."""
     from airflow.models.taskinstance import TaskInstance
     from airflow.utils.session import create_session
     from sqlalchemy import select
 
-    query = select(TaskInstance.task_id, TaskInstance.run_id).where(
+    query = select(TaskInstance.task_id, TaskInstance.run_id, TaskInstance.map_index).where(
         TaskInstance.dag_id == dag_id, TaskInstance.state == "success", TaskInstance.end_date < before
     )
+    found: dict[tuple[str, str], set[int]] = {}
     with create_session() as session:
-        return {(task_id, run_id) for task_id, run_id in session.execute(query)}
+        for task_id, run_id, map_index in session.execute(query):
+            found.setdefault((task_id, run_id), set()).add(map_index)
+    return found

@@ -5,6 +5,7 @@ The ledger is only read. Airflow's metadata are compared where they are at hand.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -15,6 +16,7 @@ from airflow_runguard.explain import command
 
 Data = dict[str, Any]
 Finding = dict[str, Any]
+Alarm = float | Mapping[str, float] | None
 Told = Mapping[tuple[str, str, str, int], str]
 """Airflow's states, by DAG, task, run and map index."""
 
@@ -28,7 +30,7 @@ def audit(
     ledger: Ledger,
     *,
     days: float = 7,
-    alarm_after: float | None = None,
+    alarm_after: Alarm = None,
     burst: int = 5,
     stuck_after: float = 86_400,
     airflow: bool,
@@ -38,7 +40,8 @@ def audit(
     of errors, records that nobody moves on, pauses that Airflow shows as failures, ledger and Airflow disagreeing.
 
     :param days: how far back.
-    :param alarm_after: seconds beyond which any run counts as too long, whatever its history.
+    :param alarm_after: seconds beyond which any run counts as too long, whatever its history; for all, or by namespace
+        (a task's own is ``dag_id.task_id``), where ``""`` stands for all others.
     :param burst: errors of one namespace within ten minutes.
     :param stuck_after: seconds after which an unfinished record is stuck.
     :param airflow: whether Airflow's metadata are at hand.
@@ -49,7 +52,7 @@ def audit(
     look = {"since": since, "limit": LIMIT}
     found = [
         *_twice(ledger.audit("twice", **look)),
-        *_slow(ledger.audit("slow", alarm_after=alarm_after, **look), alarm_after),
+        *_slow(ledger.audit("slow", alarms=json.dumps(_alarms(alarm_after)), **look)),
         *_bursts(ledger.audit("bursts", burst=burst, **look)),
         *_stuck(ledger.audit("stuck", stuck_after=stuck_after, limit=LIMIT)),
         *_told(ledger.audit("told", **look)),
@@ -81,12 +84,18 @@ def _twice(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
         yield _finding("done twice", f"{what} Guard its task (depth = ledger).", record=_name(row), at=row["at"])
 
 
-def _slow(rows: Sequence[Mapping[str, Any]], alarm_after: float | None) -> Iterator[Finding]:
+def _alarms(alarm_after: Alarm) -> Mapping[str, float]:
+    if alarm_after is None:
+        return {}
+    return dict(alarm_after) if isinstance(alarm_after, Mapping) else {"": alarm_after}
+
+
+def _slow(rows: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
     for row in rows:
         usual = (
             "" if row["median"] is None else f" Its namespace usually takes {row['median']:.0f} s ± {row['mad']:.0f} s."
         )
-        alarm = f" The alarm is at {alarm_after:.0f} s." if alarm_after is not None else ""
+        alarm = f" The alarm is at {row['alarm']:.0f} s." if row["alarm"] is not None else ""
         still = "takes" if row["state"] == "running" else "took"
         yield _finding(
             "took too long", f"{_name(row)} {still} {row['seconds']:.0f} s.{usual}{alarm}", record=_name(row)

@@ -84,6 +84,12 @@ def _count(least: int) -> Callable[[str], int]:
     return check
 
 
+def _alarm(text: str) -> tuple[str, int]:
+    """``SECONDS`` for all, ``NAMESPACE=SECONDS`` for one."""
+    namespace, _, seconds = text.rpartition("=")
+    return namespace, _count(1)(seconds)
+
+
 def _rate(text: str) -> float:
     try:
         rate = float(text)
@@ -303,7 +309,13 @@ COMMANDS = (
         "Look for what should not be: done twice, too long, bursts of errors, stuck, shown wrongly by Airflow",
         (
             Argument("--days", type=_count(1), default=7, metavar="N", help="how far back (default: 7)"),
-            Argument("--alarm-after", type=_count(1), metavar="SECONDS", help="any run longer than this is a finding"),
+            Argument(
+                "--alarm-after",
+                type=_alarm,
+                action="append",
+                metavar="[NAMESPACE=]SECONDS",
+                help="any run longer than this is a finding; repeated: one for a namespace (a task's own: dag.task)",
+            ),
             Argument("--burst", type=_count(2), default=5, metavar="N", help="errors within ten minutes (default: 5)"),
             Argument("--stuck-after", type=_count(1), default=86_400, metavar="SECONDS", help="default: a day"),
             Argument("--tell", action="store_true", help="tell people, through the notifiers, if there is anything"),

@@ -228,7 +228,7 @@ def _beside_airflow(name: str, args: argparse.Namespace, ledger: Ledger, *, airf
             "days": args.days,
             "burst": args.burst,
             "stuck_after": args.stuck_after,
-            "alarm_after": args.alarm_after,
+            "alarm_after": dict(args.alarm_after or ()),
         }
         return audit(ledger, airflow=airflow, tell=args.tell, **rules)
     from airflow_runguard import adoption

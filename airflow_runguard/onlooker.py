@@ -144,9 +144,13 @@ def _quietly(act: Callable[[], None]) -> None:
 
 
 def _tell(options: Settings, ti: Any, namespace: str, name: str, what: str, error: Any) -> None:
+    from airflow.sdk._shared.secrets_masker import redact
+
     identity, holder = keys.identity(deployment_of(options), namespace, name), _holder(ti)
     failure = _failure(error) if what == "failed" else None
     why = "" if failure is None else said(error) if isinstance(error, BaseException) else str(error or DIED.evidence)
+    why = str(redact(why))
+    failure = failure and replace(failure, evidence=str(redact(failure.evidence)))
 
     def observe(ledger: Ledger) -> None:
         seen = ledger.observe(identity, holder, what, failure=failure, error=why[:2000], max_hold=options.max_hold)

@@ -66,6 +66,22 @@ def _no_such_call(record: Record, ledger: Ledger) -> tuple[str, str]:
     )
 
 
+def _applied(record: Record, _: Ledger) -> tuple[str, str]:
+    remedy = "If a second effect is what you want (say, after a refund), add --again-although-applied."
+    if record.calls == "batch":
+        return (
+            f"Items of {record.identity} happened, or may have: ordered anew, they have it a second time, each "
+            "under a new vendor key (a second charge).",
+            remedy,
+        )
+    return (
+        f"{record.identity} is {record.state} and its effect "
+        f"{'happened' if record.effect == 'applied' else 'may have happened'}: ordering it anew has it a second time, "
+        "under a new vendor key (a second charge).",
+        remedy,
+    )
+
+
 SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
     "too_early": _too_early,
     "not_in_doubt": _not_in_doubt,
@@ -96,14 +112,7 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         "Nothing was changed.",
         "Bring the task's arguments back as they were; or give the new work a key of its own.",
     ),
-    "applied": lambda r, _: (
-        f"Items of {r.identity} happened, or may have: ordered anew, they have their effect a second time, each "
-        "under a new vendor key (a second charge)."
-        if r.calls == "batch"
-        else f"{r.identity} is {r.state} and its effect {'' if r.effect == 'applied' else 'may have '}happened: ordering "
-        "it anew has it a second time, under a new vendor key (a second charge).",
-        "If a second effect is what you want (say, after a refund), add --again-although-applied.",
-    ),
+    "applied": _applied,
     "under_way": lambda r, _: (
         f"{r.identity} is {r.state}; its vendor keys are made from its name, so another name would hide what is under "
         "way from the vendor, who would charge again.",

@@ -8,7 +8,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_runguard import commands, notices, reconcile
-from airflow_runguard.audit import audit
+from airflow_runguard.audit import Alarm, audit
 from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.operators import with_defaults
@@ -56,7 +56,7 @@ class LedgerAuditOperator(BaseOperator):
         self,
         *,
         days: float = 7,
-        alarm_after: float | None = None,
+        alarm_after: Alarm = None,
         burst: int = 5,
         stuck_after: float = 86_400,
         fail: bool = True,

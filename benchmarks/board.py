@@ -245,16 +245,17 @@ def size(rows: int) -> str:
 def keep(target: Path, figures: dict[str, float], rows: int, rounds: int) -> None:
     """The figures of this size take the place of those that were measured before with as many records."""
     kept = json.loads(target.read_text()) if target.exists() else {}
+    how = kept.pop("how", {})
     for name, value in figures.items():
         kept[name.replace("_ms", f"_{size(rows)}_ms")] = round(value, 1)
-    kept.setdefault("how", {})[size(rows)] = {
+    how[size(rows)] = {
         "rows": rows,
         "rounds": rounds,
         "limits": {name: round(limit(name, rows), 1) for name in LIMITS},
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
     }
-    target.write_text(json.dumps({**kept, "how": kept.pop("how")}, indent=2) + "\n")
+    target.write_text(json.dumps({**kept, "how": how}, indent=2) + "\n")
 
 
 def main() -> int:
@@ -268,8 +269,10 @@ def main() -> int:
             bulky = bulky_one(connection)
         figures = measure(given.url, bulky, given.rows, given.rounds)
     else:
-        directory = tempfile.TemporaryDirectory(prefix="runguard-bench-")
-        with directory, Postgres(Path(directory.name), settings=QUICKLY) as postgres:
+        with (
+            tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory,
+            Postgres(Path(directory), settings=QUICKLY) as postgres,
+        ):
             url = postgres.create_database("full")
             upgrade(url, deployment=DEPLOYMENT)
             print(f"Filling a ledger with {given.rows:,} records …", flush=True)

@@ -1,5 +1,6 @@
 """``python -m demo run``: every accident, on a plain and on a guarded DAG, and a table of what they came to.
-``python -m demo up``: everything stays up for a person to play with, until Ctrl-C.
+``python -m demo up``: everything stays up for a person to play with, until Ctrl-C. ``python -m demo pictures``: the
+README's pictures.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from pathlib import Path
 
-from demo import report
+from demo import pictures, report
 from demo.accidents import drive_all
 from demo.ground import ROOT, Ground
 from demo.processes import free_port
@@ -56,6 +57,15 @@ def run(_: argparse.Namespace) -> int:
     return report.exit_code(rows)
 
 
+def take_pictures(options: argparse.Namespace) -> int:
+    """The README's pictures, of accidents that are driven for them."""
+    with Ground(HOME / "pictures", ROOT / "demo" / "dags", say) as ground:
+        pictures.drive(ground, say)
+        pictures.take_all(ground, options.into)
+    say(f"Taken: {options.into}.")
+    return 0
+
+
 def say(line: str) -> None:
     print(f"{line}\n", end="", flush=True)  # in one piece: several threads have something to say
 
@@ -76,6 +86,9 @@ def main() -> int:
     command.set_defaults(run=up)
     command = commands.add_parser("run", help="drive every accident on a plain and on a guarded DAG, end with a table")
     command.set_defaults(run=run)
+    command = commands.add_parser("pictures", help="take the README's pictures, of a ledger after real accidents")
+    command.add_argument("--into", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")
+    command.set_defaults(run=take_pictures)
     options = parser.parse_args()
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)

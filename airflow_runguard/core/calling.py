@@ -288,7 +288,7 @@ class Calling(Holding):
                 value = result
         failure = self._unfit(value)
         if failure is not None:
-            return Outcome(key, failure=failure, error=f"{failure.evidence}: {value!r:.500}")
+            return Outcome(key, failure=failure, error=f"{failure.evidence}: {self.work.hide(value)!r:.500}")
         return Outcome(key, result=dumped(self.work, value))
 
     def _unfit(self, value: Any) -> Failure | None:

@@ -107,7 +107,8 @@ def run(ledger: Ledger, leases: Leases, work: Work) -> How:
     signal that hits the guard itself goes through, after what is known is booked.
     """
     order, holder = work.order, work.holder
-    writer = Writer(ledger, order, holder, lambda: leases.renew(order.identity, holder.nonce, order.lease))
+    keep = lambda: leases.renew(order.identity, holder.nonce, order.lease)  # noqa: E731
+    writer = Writer(ledger, order, holder, keep, work.hide)
     try:
         leases.acquire(order.identity, holder.nonce, order.lease)
         with work.watch("claim"):

@@ -139,10 +139,10 @@ def _run(work: Work, bystander: Bystander, begun: Callable[[], str | None]) -> A
         elif isinstance(signal, HandOver):  # it comes back; its beginning is in the books before it goes
             bystander.ask(lambda ledger: None)
         else:
-            _tell(bystander, work, "failed", failure=guard.failure_of(error), error=said(error))
+            _tell(bystander, work, "failed", failure=guard.failure_of(error), error=work.hide(said(error)))
         raise
     if isinstance(value, BaseException):  # P9: in the books, an exception given back is an error
-        _tell(bystander, work, "failed", failure=guard.failure_of(value), error=said(value))
+        _tell(bystander, work, "failed", failure=guard.failure_of(value), error=work.hide(said(value)))
     else:
         _tell(bystander, work, "done", result=dumped(work, value))
     return value

@@ -44,6 +44,7 @@ from airflow_runguard.core.record import (
 log = logging.getLogger("airflow_runguard")
 
 T = TypeVar("T")
+E = TypeVar("E", Outcome, Settlement)
 
 
 class Renewed(Protocol):
@@ -129,12 +130,20 @@ class Writer:
     :meth:`withdraw`.
 
     :param keep: called after each renewal that the ledger confirmed (renews the Redis lease).
+    :param hide: masks what an error or a vendor said, before it is stored.
     """
 
-    def __init__(self, ledger: Ledger, order: Order, holder: Holder, keep: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        order: Order,
+        holder: Holder,
+        keep: Callable[[], None] = lambda: None,
+        hide: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
         self.ledger, self.order, self.holder = ledger, order, holder
         self.last_event = 0
-        self._keep = keep
+        self._keep, self._hide = keep, hide
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._grant: Grant | None = None
@@ -167,11 +176,16 @@ class Writer:
         return self.do(lambda: self._withdraw(name))
 
     def outcome(self, outcome: Outcome) -> Answer[Written]:
-        return self._put(_Job(outcome=outcome))
+        return self._put(_Job(outcome=self._masked(outcome)))
 
     def settle(self, settlement: Settlement, *outcomes: Outcome) -> Answer[Written]:
         """Leave the record; renewal ends."""
-        return self.do(lambda: self._settle(settlement, outcomes))
+        left, ended = self._masked(settlement), tuple(map(self._masked, outcomes))
+        return self.do(lambda: self._settle(left, ended))
+
+    def _masked(self, what: E) -> E:
+        failure = what.failure and replace(what.failure, evidence=self._hide(what.failure.evidence))
+        return replace(what, failure=failure, error=self._hide(what.error))
 
     def held(self, run: Callable[[Grant], R]) -> Answer[R]:
         """Run a statement of the holder that renews the lease: its answer says ``now`` and ``until``."""

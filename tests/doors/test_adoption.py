@@ -61,9 +61,11 @@ def adopted(airflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("AIRFLOW__RUNGUARD__TEST_DEPLOYMENT", "test")
     airflow.ledger.deployment = "test"
 
-    def dag(guarded: bool) -> Any:
+    def dag(guarded: bool, source: str | None = None) -> Any:
         from airflow.dag_processing.dagbag import DagBag
 
+        if source is not None:
+            (folder / "adopted.py").write_text(source.replace("NAME", airflow.name))
         monkeypatch.setenv("GUARDED", "yes" if guarded else "")
         bag = DagBag(folder / "adopted.py", collect_dags=True)
         assert bag.import_errors == {}
@@ -111,6 +113,34 @@ def test_history_that_was_booked_is_not_charged_again(airflow, adopted):
     assert "its result was not stored" in cleared.log
     again = typed(airflow, "baseline", "--dag-id", airflow.name, *before, "--apply", "--reason", "once more")
     assert (again["records"], again["known"]) == ([], 2), "the cleared one is no success any more"
+
+
+def test_mapped_tasks_are_named_one_by_one_where_the_dag_says_over_what(airflow, adopted):
+    expanded = 'pay.expand(customer=["cust-{{ ds_nodash }}", "cust-8"])'
+    dag = adopted(guarded=False, source=SOURCE.replace('pay("cust-{{ ds_nodash }}")', expanded))
+    assert airflow.run(dag, day=DAYS[0]).state == "success"
+    adopted(guarded=True)
+    names = [f"billing/invoice/2026-10-01/{name}" for name in ("cust-20261001", "cust-8")]
+    would = typed(airflow, "preview", "--dag-id", airflow.name)
+    assert [(one["map_index"], one["record"], one["would"]) for one in would["works"]] == [
+        (0, names[0], "run"),
+        (1, names[1], "run"),
+    ]
+    before = ["--before", (datetime.now(UTC) + timedelta(days=1)).isoformat()]
+    booked = typed(airflow, "baseline", "--dag-id", airflow.name, *before, "--apply", "--reason", "seen in the books")
+    assert booked["records"] == names
+    charges = airflow.vendor.charges()
+    airflow.run(adopted(guarded=True), day=DAYS[0])
+    assert airflow.vendor.charges() == charges, "clearing history charges nobody"
+
+    given = SOURCE.replace('pay("cust-{{ ds_nodash }}")', "pay.expand(customer=customers())")
+    given = given.replace(
+        "    if os.environ", '    @task\n    def customers():\n        return ["a"]\n\n    if os.environ', 1
+    )
+    adopted(guarded=True, source=given)
+    would = typed(airflow, "preview", "--dag-id", airflow.name)
+    assert would["counts"] == {"unknown": 1}
+    assert "mapped over what another task gives" in would["works"][0]["why"]
 
 
 def test_a_backfill_is_told_before_it_runs(airflow, adopted):
@@ -192,6 +222,11 @@ def test_the_audit_finds_bursts_and_what_is_stuck_and_slow(airflow, adopted):
     found = typed(airflow, "audit", "--burst", "3", "--stuck-after", "1", "--alarm-after", "3600")
     kinds = sorted({finding["kind"] for finding in found["findings"]})
     assert {"errors in a burst", "took too long"} <= set(kinds)
+    own = ("--alarm-after", "3600", "--alarm-after", "billing=90000")
+    kinds = {finding["kind"] for finding in typed(airflow, "audit", "--burst", "3", *own)["findings"]}
+    assert "took too long" not in kinds, "its own alarm counts, not that for all"
+    (finding,) = typed(airflow, "audit", "--burst", "9", "--alarm-after", "billing=3600")["findings"]
+    assert (finding["kind"], "The alarm is at 3600 s." in finding["what"]) == ("took too long", True)
 
 
 def _mark(dag_id: str, task_id: str, state: str) -> None:

@@ -255,10 +255,11 @@ with took as (
     select t.namespace, percentile_cont(0.5) within group (order by abs(t.seconds - m.median)) as mad
       from took t join middle m using (namespace) where t.state = 'done' group by t.namespace
 )
-select t.namespace, t.key, t.state, t.seconds, m.median, s.mad
+select t.namespace, t.key, t.state, t.seconds, m.median, s.mad, a.alarm
   from took t left join middle m using (namespace) left join spread s using (namespace)
+ cross join lateral (select coalesce(j ->> t.namespace, j ->> '')::float8 as alarm from (values (%(alarms)s::jsonb)) v (j)) a
  where t.updated_at >= %(since)s
-   and (t.seconds > %(alarm_after)s::float8
+   and (t.seconds > a.alarm
         or (m.runs >= 8 and t.seconds > m.median + 6 * greatest(1.4826 * s.mad, 0.05 * m.median, 1.0)))
  order by t.seconds desc limit %(limit)s
 
