@@ -10,6 +10,7 @@ import pytest
 
 from airflow_runguard import BatchResults
 from airflow_runguard.core.record import State
+from tests.test_reconcilers import sftp_server
 
 FOLDER = Path(__file__).parents[2] / "dags_examples"
 
@@ -161,6 +162,23 @@ def test_the_example_master_data_sync(airflow):
     second = airflow.run(dag, run_conf={"versions": {"ben": 2, "anna": 1}})
     assert second.state == "success"
     assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["anna/v1", "ben/v1", "ben/v2"]
+
+
+@pytest.mark.filterwarnings("ignore")  # the SSH provider's own
+def test_the_example_sftp_upload(airflow, monkeypatch, tmp_path):
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    with sftp_server(tmp_path) as port:
+        uri = f"sftp://me:secret@127.0.0.1:{port}?no_host_key_check=true&look_for_keys=false"
+        monkeypatch.setenv("AIRFLOW_CONN_PARTNER", uri)
+        dag = example("sftp_upload")
+        first = airflow.run(dag)
+        assert first.state == "success", first.log[-3000:]
+        (inbox / "2026-10-01-orders.csv").unlink()  # the partner has fetched it
+        assert airflow.run(dag).state == "success"
+    assert {file.name: file.read_text() for file in inbox.iterdir()} == {
+        "2026-10-01-returns.csv": "returns;2026-10-01\n"
+    }
 
 
 def test_the_example_payout_in_series(airflow, monkeypatch):
