@@ -201,7 +201,9 @@ class Entry(Ordering):
         record = ledger.get(order.identity)
         if record is None or record.state is not State.IN_DOUBT or record.broken or record.claims >= order.max_claims:
             return None
-        calls = human.doubtful(record, ledger.calls(record.id))
+        if record.calls == "batch":  # an item is no job
+            return None
+        calls = human.doubtful(ledger, record)
         if not calls or not all(call.submitted for call in calls):
             return None
         jobs = ", ".join(call.external_id for call in calls)

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 
 from airflow_runguard import codec
 from airflow_runguard.core import keys
+from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Call, Record, State
+from airflow_runguard.core.record import Call, CallState, Record, State
 from airflow_runguard.explain import OPEN, command, name_at, one_line, standing, when
 
 HAPPENED, DO_IT, LEAVE = "it happened", "it did not happen: do it", "leave it failed"
@@ -33,19 +34,33 @@ SHOWN = 50
 """Doubtful calls that the form lists; the rest is counted."""
 
 
+DOUBTFUL = Selection(CallState.IN_DOUBT)
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
+    """:param fields: those of :data:`PARAMS` that the form has."""
+
     subject: str
     body: str
+    fields: Sequence[str]
 
 
-def doubtful(record: Record, calls: Sequence[Call]) -> list[Call]:
+def doubtful(ledger: Ledger, record: Record) -> list[Call]:
+    """Its calls in doubt; of a batch those that a form shows, in order of their keys."""
+    if record.calls == "batch":
+        return Items(ledger).page(record.id, record.generation, DOUBTFUL, limit=SHOWN)
+    calls = ledger.calls(record.id)
     return [call for call in calls if call.generation == record.generation and call.state in OPEN]
 
 
 def question(ledger: Ledger, record: Record, now: datetime) -> Question:
-    """What is asked about a record in doubt, in plain words: subject as text, body as markdown."""
-    calls, events = doubtful(record, ledger.calls(record.id)), ledger.events(record.id)
+    """What is asked about a record in doubt, in plain words: subject as text, body as markdown. Of a batch, once about
+    all of its items in doubt."""
+    calls, events = doubtful(ledger, record), ledger.events(record.id)
+    items = record.calls == "batch" and bool(calls)
+    number = _items_in_doubt(ledger, record) if items else len(calls)
+    one, more = ("item", "items --state=in_doubt") if items else ("call", "show")
     stands = standing(record, calls, now)
     facts = [
         ("What was to be done", _shown(record.payload.readable)),
@@ -57,7 +72,12 @@ def question(ledger: Ledger, record: Record, now: datetime) -> Question:
     ]
     lines = [stands.why, "", "| | |", "|---|---|"]
     lines += [f"| {name} | {_cell(text)} |" for name, text in facts if text]
-    lines += ["", "**Look it up at the vendor by these:**", "", "| call | vendor key | vendor's own id | sent | with |"]
+    lines += [
+        "",
+        "**Look it up at the vendor by these:**",
+        "",
+        f"| {one} | vendor key | vendor's own id | sent | with |",
+    ]
     lines += ["|---|---|---|---|---|"]
     for call in calls[:SHOWN]:
         identity = name_at(record.identity, events, call.first_intent_at)
@@ -65,20 +85,36 @@ def question(ledger: Ledger, record: Record, now: datetime) -> Question:
         sent = when(call.intent_at, now)
         cells = (call.name, f"`{key}`", call.external_id, sent, _shown(call.intent))
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
-    if len(calls) > SHOWN:
-        lines.append(f"\n… and {len(calls) - SHOWN} more: `{command('show', record.identity)}` lists them.")
+    if number > SHOWN:
+        verb, _, options = more.partition(" ")
+        lines.append(f"\n… and {number - SHOWN} more: `{command(verb, record.identity, options)}` lists them.")
+    if items and number > 1:
+        subject = f"Did these {number} items of {record.identity} happen?"
+        choices = (
+            f"Your answer is taken for **all {number} items**. *{HAPPENED}*: none of them is sent, the batch goes on "
+            f"with the others. *{DO_IT}*: each of them is sent now. *{LEAVE}*: none of them is sent, the task fails. "
+            "Where it is not the same for all, first answer the exceptions, on the ledger's page or by "
+            f"`{command('resolve', record.identity, '--items=key=ITEM …')}`; this form then speaks of the rest."
+        )
+        return Question(subject, "\n".join([*lines, "", choices]), [name for name in PARAMS if name != "result"])
     several = (
         " Your answer is taken for all of these calls; to answer them one by one, use the ledger's page or "
         f"`{command('resolve', record.identity, '--call=NAME …')}`."
-        if len(calls) > 1
+        if number > 1
         else ""
     )
     lines += [
         "",
-        f"*{HAPPENED}*: nothing is sent; the task ends with the result that you give. *{DO_IT}*: it is sent now. "
-        f"*{LEAVE}*: nothing is sent and the task fails.{several}",
+        f"*{HAPPENED}*: nothing is sent; the {'item has' if items else 'task ends with'} the result that you give. "
+        f"*{DO_IT}*: it is sent now. *{LEAVE}*: nothing is sent and the task fails.{several}",
     ]
-    return Question(f"Did {record.identity} happen?", "\n".join(lines))
+    what = f"item {calls[0].name} of {record.identity}" if items else str(record.identity)
+    return Question(f"Did {what} happen?", "\n".join(lines), list(PARAMS))
+
+
+def _items_in_doubt(ledger: Ledger, record: Record) -> int:
+    counts = Items(ledger).count(record.id, record.generation)
+    return sum(count.items for count in counts if count.state in OPEN)
 
 
 PARAMS: Mapping[str, Any] = {
@@ -105,7 +141,8 @@ def present(ti: Any, asked: Question) -> None:
     """Put the form before people. An answer to an earlier form of this task instance is wiped by it (Airflow 3.3.2)."""
     from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
-    upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=dict(PARAMS))
+    params = {name: PARAMS[name] for name in asked.fields}
+    upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=params)
 
 
 def park(since: datetime, timeout: timedelta) -> NoReturn:
@@ -173,8 +210,8 @@ def left_behind(ti: Any) -> Answer | None:
 
 
 def apply(ledger: Ledger, record: Record, answer: Answer) -> str:
-    """Book a form's answer. For a task that makes its calls itself it settles each call in doubt, so that the rest of
-    the task goes on after it.
+    """Book a form's answer. For a batch, and for a task that makes its calls itself, it settles each item or call in
+    doubt, so that the rest goes on after it.
 
     :returns: the ledger's word: ``ok``, ``too_early`` (ask again after ``no_later_than``), ``not_in_doubt`` (somebody
         was first), …
@@ -183,7 +220,10 @@ def apply(ledger: Ledger, record: Record, answer: Answer) -> str:
         return answer.problem
     if record.state is not State.IN_DOUBT or record.broken:
         return "not_in_doubt"
-    names: list[str | None] = [call.name for call in doubtful(record, ledger.calls(record.id))]
+    calls = doubtful(ledger, record)
+    if record.calls == "batch" and calls:
+        return _apply_to_items(ledger, record, answer, calls)
+    names: list[str | None] = [call.name for call in calls]
     if record.calls == "body" or answer.word == "failed":
         names = [None]
     verdict = "ok"
@@ -199,6 +239,22 @@ def apply(ledger: Ledger, record: Record, answer: Answer) -> str:
             seen_fence=record.fence,
         )
     return verdict
+
+
+def _apply_to_items(ledger: Ledger, record: Record, answer: Answer, calls: Sequence[Call]) -> str:
+    """A result is one item's: only where no other is in doubt."""
+    alone = len(calls) == 1 and answer.result is not None
+    done = Items(ledger).resolve(
+        record.id,
+        answer.word,
+        Selection(CallState.IN_DOUBT, names=(calls[0].name,)) if alone else DOUBTFUL,
+        results=[answer.result] if alone else None,
+        actor=answer.actor,
+        reason=answer.reason,
+        reference=answer.reference,
+        seen_fence=record.fence,
+    )
+    return "too_early" if done.left else done.verdict
 
 
 def _shown(value: Any) -> str:

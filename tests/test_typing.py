@@ -41,5 +41,5 @@ def pyright(tmp_path: Path) -> set[tuple[str, int]]:
 def test_right_use_passes_and_each_wrong_line_is_an_error(checker, tmp_path):
     lines = WRONG.read_text().splitlines()
     marked = {(WRONG.name, number) for number, line in enumerate(lines, 1) if "# wrong: " in line}
-    assert len(marked) == 12
+    assert len(marked) == 14
     assert checker(tmp_path) == marked

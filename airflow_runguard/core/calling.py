@@ -22,7 +22,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, few
 from airflow_runguard.core.context import never_ran
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
-from airflow_runguard.core.failures import classify
+from airflow_runguard.core.failures import classify, classify_result
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.spool import Chosen, Spool
@@ -285,8 +285,9 @@ class Calling(Holding):
                 )
                 return Outcome(key, failure=wait, error=reason)
             case Applied(result=result):
-                value = result
-        failure = self._unfit(value)
+                value, failure = result, self._unfit(result)
+            case _:
+                failure = classify_result(value, may_be_empty=True) or self._unfit(value)
         if failure is not None:
             return Outcome(key, failure=failure, error=f"{failure.evidence}: {self.work.hide(value)!r:.500}")
         return Outcome(key, result=dumped(self.work, value))

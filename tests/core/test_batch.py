@@ -156,6 +156,16 @@ def test_p09_what_is_no_result_is_never_done(ledger):
     assert isinstance(how, Done)
 
 
+def test_p09_an_error_inside_an_answer_of_success_is_its_item_s_error(ledger):
+    wall = {"errors": [{"message": "slow down", "extensions": {"code": "THROTTLED"}}], "data": None}
+    broken = {"errors": [{"message": "went wrong on the way"}], "data": None}
+    pay = Counting(a={"data": {"charge": 1}}, b=broken, c=Applied(broken), d=wall)
+    how = batches.run(ledger, invoices(*"abcde"), pay)
+    assert isinstance(how, Waiting)
+    assert batches.states(ledger) == {"a": "done", "b": "failed", "c": "done", "d": "paused", "e": "pending"}
+    assert "errors" in batches.items(ledger)["b"].error
+
+
 def test_p06_the_first_money_cap_stops_the_batch_and_burns_no_other_item(ledger):
     broke = v.of_openai(429, {"error": {"type": "insufficient_quota", "code": "insufficient_quota"}})
     pay = Counting(b=broke)

@@ -16,7 +16,10 @@ from airflow_runguard import (
     ItemContext,
     Pause,
     PlanningError,
+    codec,
+    commands,
     guarded_batch_task,
+    human,
 )
 from airflow_runguard.core.record import State
 
@@ -113,6 +116,40 @@ def test_a_batch_with_failed_items_fails_gives_its_summary_and_a_retry_calls_onl
     assert len(airflow.vendor.requests("inv-2")) == len(airflow.vendor.requests("inv-4")) == 1
     assert airflow.record().state is State.IN_DOUBT
     assert "--items in_doubt" in run.log
+
+
+def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_them(airflow, charge):
+    airflow.vendor.script("drop", customer="inv-1")
+    airflow.vendor.script("drop", customer="inv-4")
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(item_key="id", key="asked")
+        def pay(invoice: dict[str, Any]) -> Any:
+            return charge(invoice["id"])["id"]
+
+        pay(LIST)
+    airflow.run(dag)
+    record = airflow.record()
+    asked = human.question(airflow.ledger, record, record.first_unknown_at)
+    assert asked.subject == f"Did these 2 items of {record.identity} happen?"
+    assert "| item | vendor key |" in asked.body
+    assert [name for name in ("inv-0", "inv-1", "inv-4") if f"| {name} |" in asked.body] == ["inv-1", "inv-4"]
+    assert "**all 2 items**" in asked.body
+    assert "result" not in asked.fields  # there is none that is both items'
+
+    def answer(word: str, **given: Any) -> str:
+        return human.apply(airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given))
+
+    assert answer("did_not_happen") == "too_early"
+    commands.resolve_items(airflow.ledger, record, "happened", "key=inv-1", actor="ann", reason="seen")
+    asked = human.question(airflow.ledger, airflow.record(), record.first_unknown_at)
+    assert asked.subject == f"Did item inv-4 of {record.identity} happen?"
+    assert answer("happened", result=codec.dump("ch_4")) == "ok"
+    again = airflow.run(dag)
+    assert again.state == "success"
+    summary = again.result("pay")
+    assert (summary["done"], summary["replayed"], BatchResults(summary)["inv-4"]) == (6, 6, "ch_4")
+    assert len(airflow.vendor.requests()) == 6
 
 
 def test_p06_a_quota_pauses_the_task_and_the_rest_is_called_when_it_comes_back(airflow, charge):

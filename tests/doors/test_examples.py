@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from airflow_runguard import BatchResults
 from airflow_runguard.core.record import State
+from tests.test_reconcilers import sftp_server
 
 FOLDER = Path(__file__).parents[2] / "dags_examples"
 
@@ -93,6 +95,90 @@ def test_the_example_batch_invoices(airflow):
     assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["anna", "ben", "cleo", "dora"]
     assert (first.result("report"), second.result("report")) == (4500, 6000)
     assert second.result("charge")["replayed"] == 3
+
+
+def test_the_example_stripe_invoices(airflow, monkeypatch):
+    """An answer is lost; the next try repeats that one invoice under its key, and Stripe charges nothing twice."""
+    monkeypatch.setenv("STRIPE_API_KEY", "sk_test_1")
+    monkeypatch.setenv("STRIPE_API_BASE", airflow.vendor.url)
+    dag = example("stripe_invoices")
+    dag.task_dict["pay"].retry_delay *= 0
+    airflow.vendor.script("drop", customer="/v1/invoices/in_2/pay")
+    run = airflow.run(dag)
+    assert run.state == "success"
+    paid = [f"/v1/invoices/in_{number}/pay" for number in (1, 2, 3)]
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == paid
+    assert len(airflow.vendor.requests()) == 4
+
+
+def test_the_example_model_over_prompts(airflow, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
+    monkeypatch.setenv("OPENAI_BASE_URL", airflow.vendor.url)
+    dag = example("model_over_prompts")
+    file = tmp_path / "prompts.jsonl"
+    monkeypatch.setitem(dag.task_dict["answer"].op_args[0].__globals__, "PROMPTS", file)
+    said = {"id": "c", "object": "chat.completion", "created": 1, "model": "m"}
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Certainly."}}
+    airflow.vendor.script(customer="/chat/completions", times=3, body=said | {"choices": [choice]})
+    file.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
+    assert airflow.run(dag).state == "success"
+    file.write_text('{"id": "c", "prompt": "three"}\n' + file.read_text())
+    assert airflow.run(dag).state == "success"
+    assert airflow.vendor.charges() == 3
+
+
+def test_the_example_sql_insert(airflow):
+    airflow.sql.execute('create table "order" (id serial primary key, customer text, cents bigint)')
+    dag = example("sql_insert")
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.result("book"), second.result("book")) == (1, 1)
+    assert airflow.sql.execute('select customer, cents from "order"').fetchall() == [("cust-7", 500)]
+
+
+def test_the_example_mail_without_keys(airflow):
+    dag = example("mail_without_keys")
+    airflow.vendor.honour_keys(False)
+    airflow.vendor.script("drop", customer="ben@example.test")
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.states["send"], second.states["send"]) == ("failed", "failed")
+    assert "Nobody knows whether these happened: ben@example.test" in second.log
+    assert sorted(effect.customer.partition("@")[0] for effect in airflow.vendor.effects()) == ["anna", "ben", "cleo"]
+
+
+def test_the_example_points_accrual(airflow):
+    dag = example("points_accrual")
+    answers = [{"order": "o-anna", "ok": True, "balance": 90}, {"order": "o-ben", "ok": False, "reason": "closed"}]
+    airflow.vendor.script(customer="/accruals", body={"accruals": answers})
+    run = airflow.run(dag)
+    summary = run.result("accrue")
+    assert (summary["done"], sum(summary["failed"].values()), summary["in_doubt"]) == (1, 1, 1)
+    assert BatchResults(summary)["o-anna"] == 90
+    assert "Nobody knows whether these happened: o-cleo" in run.log
+
+
+def test_the_example_master_data_sync(airflow):
+    dag = example("master_data_sync")
+    airflow.run(dag)
+    second = airflow.run(dag, run_conf={"versions": {"ben": 2, "anna": 1}})
+    assert second.state == "success"
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["anna/v1", "ben/v1", "ben/v2"]
+
+
+@pytest.mark.filterwarnings("ignore")  # the SSH provider's own
+def test_the_example_sftp_upload(airflow, monkeypatch, tmp_path):
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+    with sftp_server(tmp_path) as port:
+        uri = f"sftp://me:secret@127.0.0.1:{port}?no_host_key_check=true&look_for_keys=false"
+        monkeypatch.setenv("AIRFLOW_CONN_PARTNER", uri)
+        dag = example("sftp_upload")
+        first = airflow.run(dag)
+        assert first.state == "success", first.log[-3000:]
+        (inbox / "2026-10-01-orders.csv").unlink()  # the partner has fetched it
+        assert airflow.run(dag).state == "success"
+    assert {file.name: file.read_text() for file in inbox.iterdir()} == {
+        "2026-10-01-returns.csv": "returns;2026-10-01\n"
+    }
 
 
 def test_the_example_payout_in_series(airflow, monkeypatch):

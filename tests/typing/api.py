@@ -10,10 +10,12 @@ from airflow.sdk import XComArg
 
 from airflow_runguard import (
     Applied,
+    BatchResults,
     Doubt,
     Guard,
     GuardContext,
     GuardedPythonOperator,
+    ItemContext,
     NotApplied,
     Previous,
     PreviousRunSensor,
@@ -21,6 +23,7 @@ from airflow_runguard import (
     StillUnknown,
     current_guard,
     guarded,
+    guarded_batch_task,
     guarded_task,
     ledger_callbacks,
 )
@@ -84,3 +87,19 @@ PreviousRunSensor(
     task_id="s", series="payout", min_gap=timedelta(hours=1), on_previous_failed="fail", mode="reschedule"
 )
 BashOperator(task_id="t", bash_command="x", **ledger_callbacks(key="export/{{ ds }}"))
+
+
+@guarded_batch_task(key="invoices", item_key="id", concurrency=4, accept=bool, on_doubt=find, retries=2)
+def charge_each(guard: ItemContext, invoice: dict[str, Any], currency: str = "eur") -> str:
+    return send(invoice["cents"], key=guard.idempotency_key)["id"] + currency
+
+
+@guarded_batch_task(item_key=lambda item: item.id, bulk=50, allow_partial=True)
+async def charge_many(invoices: dict[str, Any]) -> dict[str, Any]:
+    return dict.fromkeys(invoices, await send_async(1))
+
+
+fourth: XComArg = charge_each([{"id": 1}], currency="chf")
+fifth: XComArg = charge_many(lambda: iter(range(5)))
+for item_key, result in BatchResults({}):
+    item_key.upper(), result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_runguard import Guard, GuardContext, guarded_task
+from airflow_runguard import Guard, GuardContext, ItemContext, guarded_batch_task, guarded_task
 
 
 @guarded_task(on_dobut="ask")  # wrong: the option's name
@@ -38,3 +38,16 @@ def author(guard: GuardContext, invoice: dict[str, int]) -> None:
 Guard(on_busy="x")  # wrong: not one of its words
 Guard(max_claims="3")  # wrong: not a number
 Guard(keys="k")  # wrong: the option's name
+
+
+@guarded_batch_task(item_key="id", concurrency="4")  # wrong: not a number
+def charge_each(guard: ItemContext, invoice: dict[str, int], currency: str = "eur") -> int:
+    return invoice["cents"]
+
+
+@guarded_batch_task(item_key="id")
+def pay_each(guard: ItemContext, invoice: dict[str, int], currency: str = "eur") -> int:
+    return invoice["cents"]
+
+
+pay_each([], money="chf")  # wrong: the argument's name
