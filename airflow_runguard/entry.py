@@ -222,9 +222,13 @@ class Entry(Ordering):
             reason = f"nobody answered within {limit:.0f} s; before that: {record.error}"
             ledger.give_up_asking(record.id, seen_fence=record.fence, actor=str(work.holder), reason=reason)
             return replace(how, message=f"Nobody answered within {limit:.0f} s. {how.message}", retry=False)
-        ledger.ask(record, work.holder)
+        mine = str(self.ti.id)
+        if not any(asked["ti_id"] == mine and asked["stands"] for asked in ledger.questions(record.id)):
+            human.fill_form(self.ti, human.question(ledger, record, now))
+        # else its form may have been answered by somebody whom no try has heard: it is not emptied.
+        ledger.ask(record, work.holder)  # after the form is empty: what is answered while this stands, is about this
         self.say(logging.WARNING, f"{how.message} Asking a person in Airflow (Required Actions).")
-        human.park(self.ti, human.question(ledger, record, now), since=since, timeout=timedelta(seconds=left))
+        human.park(since=since, timeout=timedelta(seconds=left))
 
     def _has_triggerer(self, ledger: Ledger, options: Settings) -> bool:
         """Whether a triggerer watches this ledger and has room for one more wait."""

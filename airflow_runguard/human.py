@@ -101,15 +101,20 @@ PARAMS: Mapping[str, Any] = {
 }
 
 
-def park(ti: Any, asked: Question, *, since: datetime, timeout: timedelta) -> NoReturn:
-    """Leave the task instance parked with the form.
+def fill_form(ti: Any, asked: Question) -> None:
+    """Make the task instance's form, or empty the one that it has: what was answered there before is gone then."""
+    from airflow.sdk.execution_time.hitl import upsert_hitl_detail
+
+    upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=dict(PARAMS))
+
+
+def park(*, since: datetime, timeout: timedelta) -> NoReturn:
+    """Leave the task instance parked with its form; one that is answered already lets it come back at once.
 
     :param since: when it was first asked; comes back with the task.
     """
     from airflow.sdk.exceptions import TaskAwaitingInput
-    from airflow.sdk.execution_time.hitl import upsert_hitl_detail
 
-    upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=dict(PARAMS))
     raise TaskAwaitingInput(method_name=ANSWERED, kwargs={"since": since.isoformat()}, timeout=min(timeout, LOOK_AGAIN))
 
 

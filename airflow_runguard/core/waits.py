@@ -50,7 +50,7 @@ class Waits(Seam):
         return self._word("give_up_asking", record_id=record_id, seen_fence=seen_fence, actor=actor, reason=reason)
 
     def questions(self, record_id: int | None = None) -> Sequence[Mapping[str, Any]]:
-        """The forms that are open, oldest first, each with its record's state now, and whether the question ``stands``."""
+        """The forms that are open, oldest first, each with its record's state and whether it still ``stands``."""
         return self._all("questions", {"deployment": self.deployment, "record_id": record_id})
 
     def close_question(self, ti_id: str) -> None:
