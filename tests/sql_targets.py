@@ -32,22 +32,6 @@ from demo.processes import free_port
 from tests.core import engine
 
 
-class MySqlHook:
-    """What guard.sql uses of Airflow's MySqlHook, whose driver has no wheel: the same statements, by PyMySQL."""
-
-    dialect_name = "mysql"
-    placeholder = "%s"
-
-    def __init__(self, url: str) -> None:
-        self._url = json.loads(url)
-
-    def get_conn(self) -> Any:
-        return pymysql.connect(**self._url)
-
-    def set_autocommit(self, conn: Any, autocommit: bool) -> None:
-        conn.autocommit(autocommit)
-
-
 @dataclass(frozen=True)
 class Target:
     """:param url: PostgreSQL's URL, SQLite's file, or PyMySQL's arguments as JSON."""
@@ -64,11 +48,17 @@ class Target:
 
     def use(self) -> None:
         """Define the Connection ``orders`` in this process."""
-        as_json = json.dumps({"conn_type": "sqlite", "host": self.url})
-        os.environ["AIRFLOW_CONN_ORDERS"] = as_json if self.kind == "sqlite" else self.url
-
-    def transaction(self, conn_id: str) -> SqlTransaction:
-        return SqlTransaction(conn_id, _hook=MySqlHook(self.url) if self.kind == "mysql" else None)
+        match self.kind:
+            case "postgresql":
+                connection = self.url
+            case "sqlite":
+                connection = json.dumps({"conn_type": "sqlite", "host": self.url})
+            case "mysql":
+                driver = {"client": "mysql-connector-python"}  # of MySqlHook's drivers the one that has wheels
+                to = json.loads(self.url)
+                server = {"host": to["host"], "port": to["port"], "login": to["user"], "schema": to["database"]}
+                connection = json.dumps({"conn_type": "mysql", **server, "extra": driver})
+        os.environ["AIRFLOW_CONN_ORDERS"] = connection
 
     def run(self, *statements: str) -> None:
         with contextlib.closing(self.connect()) as connection:
@@ -95,8 +85,8 @@ class Target:
     def attempt(self, ledger_url: str, what: Any, body: Callable[[guard.GuardContext], Any], **rules: Any) -> guard.How:
         """One try, as a door would make it."""
         ledger = engine.open_ledger(ledger_url)
-        transaction = rules.pop("transaction", self.transaction)
-        work = engine.work(what, body, transaction=transaction, reconcile=answers(None, self.transaction), **rules)
+        transaction = rules.pop("transaction", SqlTransaction)
+        work = engine.work(what, body, transaction=transaction, reconcile=answers(None), **rules)
         try:
             return guard.run(ledger, Leases(None, ledger.installation), replace(work, dump=codec.dump, load=codec.load))
         finally:
@@ -219,6 +209,6 @@ def _book(line: Connection, target: Target, ledger_url: str, key: str, stop_at: 
         ledger_url,
         engine.order(key, calls="explicit", lease=1.0),
         lambda context: context.sql("book", "orders", book, customer=key),
-        transaction=lambda conn_id: Doomed(conn_id, _hook=target.transaction(conn_id)._hook),
+        transaction=Doomed,
     )
     line.send(str(how))

@@ -108,7 +108,7 @@ def test_p03_r33_after_a_kill_the_marker_decides_and_nobody_is_asked(
 
 
 WITH_HOOK = pytest.mark.parametrize("target", ["postgresql", "sqlite"], indirect=True)
-"""Those whose hook Airflow has here: MySQL's driver has no wheel."""
+"""Enough where no dialect matters."""
 
 
 @WITH_HOOK
@@ -152,7 +152,7 @@ def test_p10_where_no_triggerer_runs_the_sweep_operator_asks_the_markers(
 
 @pytest.mark.parametrize("target", ["sqlite"], indirect=True)
 def test_p03_a_look_waits_longer_for_a_locked_database_than_sqlite_does_by_itself(target: Target) -> None:
-    transaction = target.transaction("orders")
+    transaction = SqlTransaction("orders")
     target.run(transaction._dialect.ddl)
     with contextlib.closing(sqlite3.connect(target.url, isolation_level=None, check_same_thread=False)) as writer:
         writer.execute("begin immediate")
@@ -386,7 +386,7 @@ def test_p03_a_commit_without_an_answer_is_decided_by_the_marker(
     target: Target, ledger_url: str, ledger: Ledger, arrives: bool, marker_away: bool
 ) -> None:
     def cut(conn_id: str) -> SqlTransaction:
-        transaction = CutAtCommit(conn_id, _hook=target.transaction(conn_id)._hook)
+        transaction = CutAtCommit(conn_id)
         transaction.arrives, transaction.marker_away = arrives, marker_away
         return transaction
 

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from demo.drive import GUARDED, PATIENCE
 from demo.ground import ROOT, Ground
+
+ASKING = (
+    "asking",
+    "asking_briefly",
+    "answered_at_once",
+    "booking",
+    "submitting",
+    "under_quota",
+    "under_quota_in_a_pool",
+    "under_quota_one_at_a_time",
+    "under_quota_with_a_timeout",
+)
+"""The DAGs of those scenarios that run side by side."""
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +37,20 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
         running.airflow.api.wait_dag(GUARDED, PATIENCE)
         running.airflow.api.unpause(GUARDED)
         yield running
+
+
+@pytest.fixture(scope="session")
+def after(ground: Ground) -> Iterator[Callable[[Callable[[Ground], Any]], Any]]:
+    """What came of a scenario of asking or pausing. All run side by side, since most of their time is waiting."""
+    from tests.scheduler import test_asking, test_pausing
+
+    for dag_id in ASKING:
+        ground.airflow.api.wait_dag(dag_id, PATIENCE)
+        ground.airflow.api.unpause(dag_id)
+    pool = ThreadPoolExecutor(6)
+    try:
+        scenarios = (*test_asking.SCENARIOS, *test_pausing.SCENARIOS)
+        running = {scenario.__name__: pool.submit(scenario, ground) for scenario in scenarios}
+        yield lambda scenario: running[scenario.__name__].result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

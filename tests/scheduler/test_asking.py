@@ -1,21 +1,25 @@
 """Through a running Airflow: doubt is asked about and answered by every way there is; quota and freezes wait.
 
-All scenarios run side by side on one Airflow, each on an invoice of its own, and each test waits for its own.
+All scenarios run side by side on one Airflow (those of pausing, too), each on an invoice of its own, and each test
+waits for its own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import psycopg
 import pytest
 
+from airflow_runguard.core import keys
+from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import CallState, Record, State
 from demo.airflow_api import ApiError
 from demo.drive import PATIENCE, TASK, WAITS, Drive
-from demo.ground import Ground
+from demo.ground import DEPLOYMENT, Ground
 from demo.processes import wait_for
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
@@ -63,6 +67,19 @@ class Asked(Drive):
     def result(self, run_id: str) -> Any:
         path = f"/api/v2/dags/{self.dag_id}/dagRuns/{run_id}/taskInstances/{TASK}/xcomEntries/return_value"
         return self.api.call("GET", path)["value"]
+
+    def record(self) -> Record:
+        found = self.on_ledger(
+            lambda ledger: ledger.get(keys.identity(DEPLOYMENT, "asking", f"invoice/{self.invoice}"))
+        )
+        assert found is not None
+        return found
+
+    def on_ledger(self, ask: Callable[[Ledger], Any]) -> Any:
+        """What the code behind a command does, without a process of its own."""
+        with closing(Ledger(lambda: psycopg.connect(self.ground.ledger_url), deployment=DEPLOYMENT)) as ledger:
+            ledger.check()
+            return ask(ledger)
 
     def _name(self, invoice: str | None = None) -> str:
         return f"asking/invoice/{invoice or self.invoice}"
@@ -216,7 +233,42 @@ def holder_died_and_nobody_comes(ground: Ground) -> Any:
     return drive.end(run_id)
 
 
+def answered_before_it_was_parked(ground: Ground) -> Any:
+    drive = Asked(ground, "at-once", "answered_at_once")
+    drive.vendor.script("drop", customer=drive.customer)
+    return drive.end(drive.start())
+
+
+def its_job_was_found_while_parked(ground: Ground) -> Any:
+    drive = Asked(ground, "job", "submitting")
+    run_id = drive.park()
+    found = drive.vendor.find(customer=drive.customer)[0]["id"]
+    seen = drive.record()
+    adopted = drive.on_ledger(
+        lambda ledger: ledger.adopt(seen.id, call="charge", external_id=found, seen_fence=seen.fence, actor="reconcile")
+    )
+    return drive.end(run_id) | {"adopted": adopted, "found": found}
+
+
+def killed_inside_its_transaction(ground: Ground) -> Any:
+    """Nobody comes for it, and nobody is asked: the caretaker of a real triggerer asks its marker."""
+    shop = ground.airflow.env["AIRFLOW_CONN_SHOP_DB"]
+    with psycopg.connect(shop) as sql:
+        sql.execute("create table booked (invoice text)")
+    drive = Asked(ground, "marker", "booking")
+    run_id = drive.start_held()
+    drive.processes(run_id).task.kill()
+    drive.let_go()
+    wait_for(lambda: drive.record().state is State.PENDING, PATIENCE, "the marker settles it", pause=1.0)
+    (call,) = drive.on_ledger(lambda ledger: ledger.calls(drive.record().id))
+    drive.clear(run_id)
+    end = drive.end(run_id)
+    with psycopg.connect(shop) as sql:
+        return end | {"call": call.state, "rows": sql.execute("select invoice from booked").fetchall()}
+
+
 SCENARIOS = (
+    killed_inside_its_transaction,
     form_says_it_happened,
     form_says_do_it_too_early_then_again,
     form_says_leave_it,
@@ -231,22 +283,10 @@ SCENARIOS = (
     quota_then_open,
     frozen_then_thawed,
     holder_died_and_nobody_comes,
+    answered_before_it_was_parked,
+    its_job_was_found_while_parked,
 )
 Scenario = Callable[[Ground], Any]
-
-
-@pytest.fixture(scope="module")
-def after(ground: Ground) -> Iterator[Callable[[Scenario], Any]]:
-    """What came of a scenario."""
-    for dag_id in ("asking", "asking_briefly", "under_quota"):
-        ground.airflow.api.wait_dag(dag_id, PATIENCE)
-        ground.airflow.api.unpause(dag_id)
-    pool = ThreadPoolExecutor(5)
-    try:
-        running = {scenario: pool.submit(scenario, ground) for scenario in SCENARIOS}
-        yield lambda scenario: running[scenario].result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 After = Callable[[Scenario], Any]
@@ -315,6 +355,30 @@ def test_p03_an_answer_that_its_failing_try_did_not_hear_is_not_lost(after: Afte
     end = after(answered_while_its_try_failed)
     assert (end["run"], end["tries"], end["record"], end["charges"], end["requests"]) == ("success", 2, "done", 1, 1)
     assert end["result"] == "seen"
+
+
+def test_p03_an_answer_between_the_form_and_the_parking_is_not_lost(after: After) -> None:
+    """Airflow lets the task go on at once, or (3.3.2) fails its try; then the caretaker books what was said."""
+    end = after(answered_before_it_was_parked)
+    assert (end["run"], end["record"], end["charges"], end["requests"]) == ("success", "done", 1, 1)
+    assert end["result"] == "seen at once"
+    assert end["actors"] == ["person:admin"]
+
+
+def test_p03_a_parked_task_whose_job_was_found_attaches_to_it_at_once(after: After) -> None:
+    """Within :data:`PATIENCE`, while by itself it would look after ten minutes."""
+    end = after(its_job_was_found_while_parked)
+    assert end["adopted"] == "ok"
+    assert (end["run"], end["tries"], end["record"], end["charges"], end["requests"]) == ("success", 1, "done", 1, 1)
+    assert end["result"] == end["found"]
+
+
+def test_p03_killed_inside_its_transaction_it_is_settled_by_its_marker_and_then_booked_once(after: After) -> None:
+    end = after(killed_inside_its_transaction)
+    assert end["call"] is CallState.PENDING
+    assert (end["run"], end["tries"], end["record"]) == ("success", 2, "done")
+    assert end["rows"] == [("marker",)]
+    assert [actor.startswith("caretaker ") for actor in end["actors"]] == [True]
 
 
 def test_p13_where_nobody_answers_the_task_fails_and_people_are_told(after: After) -> None:

@@ -14,6 +14,7 @@ import pytest
 from demo.drive import PATIENCE, TASK, WAITS
 from demo.ground import DEPLOYMENT, Ground, run_guard
 from demo.processes import wait_for
+from tests.scheduler.test_asking import HAPPENED, Asked
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
 
@@ -121,15 +122,27 @@ def test_p01_two_schedulers_start_one_run_of_a_series_at_a_time(job: Job) -> Non
 
 @jobs("in_turn", "restarted")
 def test_p03_a_scheduler_restarted_during_a_run_lets_the_next_one_wait_for_what_a_person_says(job: Job) -> None:
+    """And what was parked meanwhile goes on with its answer, whether that was given without a scheduler or after it."""
+    job.api.wait_dag("asking", PATIENCE)
+    job.api.unpause("asking")
+    parked = [Asked(job.ground, name) for name in ("parked-1", "parked-2")]
+    runs = [drive.park() for drive in parked]
     job.hold(1)
     job.start(1, "none")
     job.charged(1)
     job.start(2, previous=1)
     job.waits(2)
-    job.ground.airflow.restart("scheduler")  # which kills the first one's process
+    job.ground.airflow.services["scheduler"].stop()  # which kills the first one's process
+    parked[0].answer(runs[0], HAPPENED, result='"without a scheduler"')
+    job.ground.airflow.services["scheduler"].start()
+    parked[1].answer(runs[1], HAPPENED, result='"after it"')
     asked = lambda: job.api.task(job.dag_id, job.run_id(1), TASK).state == "awaiting_input"  # noqa: E731
     wait_for(asked, PATIENCE, "a person is asked about the first", pause=1.0)
     job.waits(2)
     job.runguard("resolve", "payouts/restarted/1", "--call=charge", "--happened", '--result="ch"', "--reason=seen")
     assert [job.end(number) for number in (1, 2)] == ["success"] * 2
     assert [job.charges(number) for number in (1, 2)] == [1, 1]
+    for drive, run_id, result in zip(parked, runs, ("without a scheduler", "after it"), strict=True):
+        end = drive.end(run_id)
+        assert (end["run"], end["record"], end["charges"], end["requests"]) == ("success", "done", 1, 1)
+        assert end["result"] == result

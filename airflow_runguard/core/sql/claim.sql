@@ -92,8 +92,7 @@ create or replace function runguard.claim(
     out verdict text, out reason text, out now timestamptz, out record_id bigint, out generation integer,
     out fence bigint, out attempt integer, out until timestamptz, out holder text, out store_result text,
     out result bytea, out result_missing text, out payload_fields text, out reentered boolean
-) language plpgsql
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$   -- as write()
+) language plpgsql as $$
 #variable_conflict use_column
 declare
     m        runguard.meta;

@@ -108,7 +108,11 @@ select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s,
 
 -- name: questions
 select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key, r.deployment,
-       r.state = 'in_doubt' and q.generation = r.generation and not (
+       r.state = 'in_doubt' and q.generation = r.generation
+       -- The doubt that it was asked about, and not that of a later holder.
+       and exists (select from runguard.event e where e.record_id = r.id and e.kind = 'asked' and e.generation = r.generation
+                      and e.fence = r.fence)
+       and not (
            -- Since it was asked, all that is in doubt turned out to be jobs: its task attaches to them.
            exists (select from runguard.event e where e.record_id = r.id and e.kind = 'remembered' and e.at > q.at)
            and (select coalesce(bool_and(c.submitted), false) from runguard.call c where c.record_id = r.id

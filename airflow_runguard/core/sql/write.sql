@@ -72,10 +72,7 @@ create or replace function runguard.write(
 ) returns table (
     kind text, name text, verdict text, state text, attempt integer, at timestamptz, until timestamptz,
     result bytea, result_missing text, error text, event_id bigint
-) language plpgsql
--- Planned once a session, by its indexes: planning a group's statements anew takes a fifth of each write, and a session
--- that began on an empty ledger may not go on to read tables from end to end.
-set plan_cache_mode = force_generic_plan set enable_seqscan = off set jit = off as $$
+) language plpgsql as $$
 #variable_conflict use_column
 declare
     r        runguard.record;

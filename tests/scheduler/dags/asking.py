@@ -7,13 +7,22 @@ from datetime import UTC, datetime, timedelta
 
 import requests
 from airflow.sdk import dag, get_current_context, task
+from airflow.sdk.execution_time import hitl
 
-from airflow_runguard import GuardContext, guarded_task
+from airflow_runguard import GuardContext, Succeeded, guarded_task
 
 VENDOR = os.environ["RUNGUARD_VENDOR_URL"]
 INVOICE = "{{ dag_run.conf['invoice'] }}"
 
-alone = dag(schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), max_active_runs=32, max_active_tasks=32)
+QUOTA = "wall/{{ args.invoice }}"
+
+together = {
+    "schedule": None,
+    "start_date": datetime(2026, 1, 1, tzinfo=UTC),
+    "max_active_runs": 32,
+    "max_active_tasks": 32,
+}
+alone = dag(**together)
 
 
 def post_charge(invoice: str, idempotency_key: str | None = None) -> str:
@@ -28,19 +37,45 @@ def post_charge(invoice: str, idempotency_key: str | None = None) -> str:
     return answer.json()["id"]
 
 
-def guarded(**options):
-    @guarded_task(
-        key="invoice/{{ args.invoice }}",
-        namespace="asking",
-        lease=6,
-        max_call_time=6,
-        retry_delay=timedelta(seconds=5),
-        **options,
-    )
-    def charge(guard: GuardContext, invoice: str) -> str:
-        return guard.call("charge", post_charge, vendor_key_as="idempotency_key", invoice=invoice)
+def charge_it(guard: GuardContext, invoice: str) -> str:
+    return guard.call("charge", post_charge, vendor_key_as="idempotency_key", invoice=invoice)
 
-    return charge
+
+def guarded(body=charge_it, **options):
+    rules = {"key": "invoice/{{ args.invoice }}", "namespace": "asking", "lease": 6, "max_call_time": 6}
+    return guarded_task(task_id="charge", retry_delay=timedelta(seconds=5), **rules, **options)(body)
+
+
+def answer_at_once(context):
+    """In the first try, a person answers after the form is there and before its task is parked."""
+    upsert, ti, api = hitl.upsert_hitl_detail, context["ti"], os.environ["AIRFLOW__API__BASE_URL"]
+
+    def upsert_and_answer(ti_id, **form):
+        upsert(ti_id=ti_id, **form)
+        login = {"username": "admin", "password": "admin"}
+        token = requests.post(f"{api}/auth/token", json=login, timeout=60).json()["access_token"]
+        answered = requests.patch(
+            f"{api}/api/v2/dags/{ti.dag_id}/dagRuns/{ti.run_id}/taskInstances/{ti.task_id}/-1/hitlDetails",
+            json={"chosen_options": ["it happened"], "params_input": {"result": '"seen at once"'}},
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=60,
+        )
+        answered.raise_for_status()
+
+    if ti.try_number == 1:
+        hitl.upsert_hitl_detail = upsert_and_answer
+
+
+def book_it(guard: GuardContext, invoice: str) -> str:
+    def book(connection, invoice: str) -> str:
+        connection.execute("insert into booked values (%s)", [invoice])
+        return post_charge(invoice)  # only so that the test can hold it inside its transaction
+
+    return guard.sql("book", "shop_db", book, invoice)
+
+
+def submit_it(guard: GuardContext, invoice: str) -> str:
+    return guard.submit("charge", post_charge, Succeeded, invoice, poll=1)
 
 
 @alone
@@ -55,7 +90,37 @@ def asking_briefly():
 
 @alone
 def under_quota():
-    guarded(retries=0, quota="wall/{{ args.invoice }}")(INVOICE)
+    guarded(retries=0, quota=QUOTA)(INVOICE)
+
+
+@alone
+def under_quota_in_a_pool():
+    guarded(retries=0, quota=QUOTA, pool="narrow")(INVOICE)
+
+
+@alone
+def under_quota_one_at_a_time():
+    guarded(retries=0, quota=QUOTA, max_active_tis_per_dag=1)(INVOICE)
+
+
+@dag(**together, dagrun_timeout=timedelta(seconds=90))
+def under_quota_with_a_timeout():
+    guarded(retries=0, quota=QUOTA)(INVOICE)
+
+
+@alone
+def answered_at_once():
+    guarded(retries=1, pre_execute=answer_at_once)(INVOICE)
+
+
+@alone
+def booking():
+    guarded(book_it, retries=0)(INVOICE)
+
+
+@alone
+def submitting():
+    guarded(submit_it, retries=1)(INVOICE)
 
 
 @alone
@@ -70,4 +135,10 @@ def under_quota_plain():
 asking()
 asking_briefly()
 under_quota()
+under_quota_in_a_pool()
+under_quota_one_at_a_time()
+under_quota_with_a_timeout()
 under_quota_plain()
+answered_at_once()
+booking()
+submitting()

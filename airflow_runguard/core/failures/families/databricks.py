@@ -1,4 +1,8 @@
-"""Databricks: the SDK keeps a status in the class and the wait in ``retry_after_secs``."""
+"""Databricks: the SDK keeps a status in the class and the wait in ``retry_after_secs``.
+
+RESOURCE_EXHAUSTED and REQUEST_LIMIT_EXCEEDED are kinds of TooManyRequests in the SDK (``errors/platform.py`` of
+databricks-sdk), whatever the status; the error object is that of https://docs.databricks.com/api/account/errors.
+"""
 
 from airflow_runguard.core.failures.rule import Family, cap, rate, refused, undone, words
 

@@ -1,4 +1,9 @@
-"""Snowflake's drivers and SQL API."""
+"""Snowflake's drivers and SQL API.
+
+625 (SQLSTATE 57014, "the number of waiters for this lock exceeds …") aborts the statement that came last. 630 (57014,
+too) is one that ran out of its time; the SQL API says 408:
+https://docs.snowflake.com/developer-guide/sql-api/handling-errors.
+"""
 
 from airflow_runguard.core.failures.rule import Family, cap, open_end, prose, rate, refused, undone, words
 from airflow_runguard.core.record import FailureClass
