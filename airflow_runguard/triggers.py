@@ -1,8 +1,8 @@
 """Waiting without a worker: the trigger of guarded tasks, and the one watcher that all triggers of a process share.
 
 The watcher asks the ledger in one query a tick, over one connection, on a thread of its own, so that thousands of waits
-cost the triggerer's loop nothing. It wakes; the claim decides. Firing twice, early or after the triggerer died is
-harmless, and nothing here has an effect anywhere else.
+cost the triggerer's loop nothing; and at once where something was changed by hand (LISTEN). It wakes; the claim
+decides. Firing twice, early or after the triggerer died is harmless, and nothing here has an effect anywhere else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ log = logging.getLogger("airflow_runguard")
 
 VERSION = 1
 TICK = 0.5
-"""Seconds between two looks into the ledger."""
+"""Seconds between two looks into the ledger, where nobody changes anything by hand."""
+BREATH = 0.1
+"""Seconds between two looks at the least, however much is changed."""
 SAID_EVERY = 5.0
 """Seconds between two signs of life to the ledger, by which tasks know that somebody would wake them."""
 BLIND = timedelta(seconds=60)
@@ -157,7 +159,7 @@ class Watcher:
                         if (what in due or self._is_blind_to(until)) and not woken.done():
                             woken.set_result(None)
                     self.longest_on_loop = max(self.longest_on_loop, took + time.perf_counter() - began)
-                    await asyncio.sleep(TICK)
+                    await loop.run_in_executor(thread, self._rest)
             finally:
                 await loop.run_in_executor(thread, self._leave)
 
@@ -194,8 +196,20 @@ class Watcher:
 
             ledger = Ledger(connect_ledger(settings()), deployment=self.deployment)
             ledger.check()
+            ledger.listen()  # before the first look, so that nothing falls between the two
             self._ledger = ledger
         return self._ledger
+
+    def _rest(self) -> None:
+        """Until the next look: a tick, or less where somebody opens, thaws or resolves something."""
+        time.sleep(BREATH)
+        try:
+            if self._ledger is not None:
+                return self._ledger.rest(TICK - BREATH)
+        except Exception as error:
+            log.info("The watcher's connection to the ledger is gone: %s", error)
+            self._close()
+        time.sleep(TICK - BREATH)
 
     def _leave(self) -> None:
         with suppress(Exception):

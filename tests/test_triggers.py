@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_runguard import triggers
 from airflow_runguard.core.record import State, Verdict
 from airflow_runguard.triggers import ResumeTrigger, Watcher
 from tests.core import engine
@@ -141,6 +142,24 @@ def test_p06_a_gate_opened_by_hand_wakes_its_task_within_a_look(ledger_url: str,
         looks = watcher.looks
         await wait
         assert watcher.looks <= looks + 3
+
+    asyncio.run(scenario())
+
+
+def test_p06_what_is_done_by_hand_is_heard_before_the_next_tick(
+    ledger_url: str, sql: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggers, "TICK", 1000.0)
+    [one] = pause(ledger_url, sql, 1)
+
+    async def scenario() -> None:
+        wait = asyncio.create_task(fired(trigger(one, until=datetime.now(UTC) + timedelta(days=1))))
+        while not Watcher.of(engine.DEPLOYMENT).looks:
+            await asyncio.sleep(0.02)
+        assert not wait.done()
+        await asyncio.to_thread(open_gate, ledger_url, RATE)
+        await asyncio.wait_for(wait, 120)
+        await asyncio.to_thread(open_gate, ledger_url, RATE)  # and the watcher, for whom nobody waits any more, ends
 
     asyncio.run(scenario())
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
+
+import psycopg
 
 from airflow_runguard.core.record import Holder, Record
 from airflow_runguard.core.rows import clean
@@ -14,11 +17,36 @@ from airflow_runguard.core.seam import Seam
 class Waits(Seam):
     """Statements of ``watch.sql`` and ``gates.sql``."""
 
+    _listening: psycopg.Connection[Any] | None = None
+    """The connection that hears of changes by hand."""
+
     # -- what waits, who is asked, who is told ------------------------------------------------------------------------
 
     def due(self, ids: Sequence[int]) -> set[int]:
         """Which of these records a waiting task may look at again."""
         return {row["id"] for row in self._all("due", {"ids": list(ids)})}
+
+    def listen(self) -> bool:
+        """Hear at once of changes by hand, from now on. Behind a pooler nobody can: there it is ``False``."""
+        connection = self._open()
+        if self._listening is not connection:
+            (here,) = connection.execute("select pg_backend_pid() as pid").fetchall()
+            if here["pid"] != connection.info.backend_pid:
+                return False
+            connection.execute("listen runguard")
+            self._listening = connection
+        return True
+
+    def rest(self, seconds: float) -> None:
+        """Return when something was changed by hand (resolved, opened, thawed …), or after so many seconds.
+
+        :raises psycopg.Error: the connection is lost.
+        """
+        if self.listen():
+            for _ in self._open().notifies(timeout=seconds, stop_after=1):
+                return
+        else:
+            time.sleep(seconds)
 
     def watching(self, name: str, waits: int) -> None:
         """Say that a process watches this ledger, and for how many waiting tasks."""

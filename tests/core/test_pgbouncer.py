@@ -65,6 +65,12 @@ def test_p01_racing_claims_through_a_pooler_to_a_serializable_database_grant_one
     assert all(one_run(answers) for answers in rounds)
 
 
+def test_p06_through_a_pooler_nobody_listens_on_a_connection_that_others_get(pooled: Ledger, ledger: Ledger) -> None:
+    assert not pooled.listen()
+    pooled.rest(0.01)
+    assert ledger.listen()
+
+
 def test_every_state_is_reached_and_answered_through_a_pooler(pooled: Ledger) -> None:
     answers = {state: bring(pooled, state, engine.order(state)) for state in State}
     verdicts = {state: pooled.claim(held.order, engine.holder()).verdict for state, held in answers.items()}

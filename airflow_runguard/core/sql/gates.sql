@@ -112,6 +112,7 @@ begin
     perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
         json_build_object('gate', p_gate, 'deployment', p_deployment)::text);
+    perform runguard.stir();
     return 'ok';
 end $$;
 
@@ -129,6 +130,7 @@ begin
     perform runguard.respace(p_deployment, p_gate, greatest(g.closed_until, clock_timestamp()), coalesce(p_rate, p_default));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_rate', p_actor, p_reason,
         json_build_object('gate', p_gate, 'rate', p_rate, 'deployment', p_deployment)::text);
+    perform runguard.stir();
     return 'ok';
 end $$;
 
@@ -201,5 +203,6 @@ begin
     update runguard.meta set freezes = (select count(*) from runguard.freeze f where f.thawed_at is null);
     insert into runguard.event (kind, actor, reason, detail) values ('thawed', p_actor, p_reason,
         json_build_object('scope', p_scope, 'value', p_value, 'deployment', p_deployment)::text);
+    perform runguard.stir();
     return 'ok';
 end $$;

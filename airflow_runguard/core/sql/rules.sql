@@ -119,6 +119,10 @@ begin
     perform runguard.opened();
 end $$;
 
+-- Whoever waits looks again as soon as this is committed (a watcher that cannot listen looks twice a second anyway). For
+-- changes by hand only: PostgreSQL lets one transaction that notifies commit at a time.
+create or replace function runguard.stir() returns void language sql as $$ select pg_notify('runguard', '') $$;
+
 -- How every change that a person or a look-up makes begins: the line locked, and why it is refused before anything of it
 -- is asked (null = it is not). p_seen_fence: what the asker had looked at; null = it does not matter.
 create or replace function runguard.look(p_record_id bigint, p_seen_fence bigint, out r runguard.record, out refused text)
@@ -130,6 +134,7 @@ begin
     refused := case when not found then 'missing'
                     when runguard.broken(r) <> '' then 'broken'
                     when r.fence <> p_seen_fence then 'moved' end;
+    perform runguard.stir();
 end $$;
 
 create or replace function runguard.check_record() returns trigger language plpgsql as $$
