@@ -687,7 +687,8 @@ def test_this_door_needs_no_airflow(ledger_url: str, ledger: Ledger) -> None:
         "from airflow_runguard.__main__ import main\n"
         "settle = ['resolve', 'inv-7', '--happened', '--result', '{\"id\": 1}', '--reason', 'r']\n"
         "for words in (['list'], ['explain', 'inv-7'], ['doctor'], settle, ['show', 'inv-7'], ['audit']):\n"
-        f"    assert main([*words, '--dsn', {ledger_url!r}, '--deployment', 'test']) == 0, words\n"
+        f"    code = main([*words, '--dsn', {ledger_url!r}, '--deployment', 'test'])\n"
+        "    assert code == 0 or (words, code) == (['doctor'], 1), words\n"  # it finds that the tests' server forgets
         "print(sorted(name for name in sys.modules if name.startswith('airflow.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

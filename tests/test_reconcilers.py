@@ -353,7 +353,12 @@ def sftp_server(root: Path) -> Iterator[int]:
     ports: list[int] = []
     loop = asyncio.new_event_loop()
 
+    connections: list[asyncssh.SSHServerConnection] = []
+
     class Partner(asyncssh.SSHServer):
+        def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
+            connections.append(conn)
+
         def password_auth_supported(self) -> bool:
             return True
 
@@ -373,6 +378,9 @@ def sftp_server(root: Path) -> Iterator[int]:
         await stop.wait()
         server.close()
         await server.wait_closed()
+        for connection in connections:  # a client that is gone may leave its side open
+            connection.abort()
+            await connection.wait_closed()
 
     stop = asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))

@@ -21,6 +21,7 @@ from airflow_runguard import (
     guarded_batch_task,
     human,
 )
+from airflow_runguard.core.items import Selection
 from airflow_runguard.core.record import State
 
 AGAIN = {"retries": 1, "retry_delay": timedelta(0)}
@@ -141,7 +142,7 @@ def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_th
         return human.apply(airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given))
 
     assert answer("did_not_happen") == "too_early"
-    commands.resolve_items(airflow.ledger, record, "happened", "key=inv-1", actor="ann", reason="seen")
+    commands.resolve_items(airflow.ledger, record, "happened", Selection.parse("key=inv-1"), actor="ann", reason="seen")
     asked = human.question(airflow.ledger, airflow.record(), record.first_unknown_at)
     assert asked.subject == f"Did item inv-4 of {record.identity} happen?"
     assert answer("happened", result=codec.dump("ch_4")) == "ok"
@@ -176,7 +177,7 @@ def test_p09_a_model_says_what_a_result_is(airflow, charge):
         @guarded_batch_task(item_key="id", accept=Paid, allow_partial=True)
         def pay(invoice: dict[str, Any]) -> Any:
             answer = charge(invoice["id"])
-            return {"error": "quota exceeded"} if invoice["id"] == "inv-0" else {"id": answer["id"]}
+            return {"state": "queued"} if invoice["id"] == "inv-0" else {"id": answer["id"]}
 
         pay(LIST)
     run = airflow.run(dag)
