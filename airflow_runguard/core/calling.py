@@ -53,6 +53,8 @@ class Calling(Holding):
     troubles: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    _under_way: set[str] = field(default_factory=set)
+    """Items that were asked for, and whose outcome is not on its way to the ledger yet."""
     _loop: asyncio.AbstractEventLoop | None = None
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _begun: float = field(default_factory=time.monotonic)
@@ -191,10 +193,17 @@ class Calling(Holding):
             task.cancel()
 
     def _take(self) -> Chosen:
+        """What is called next; empty = nothing more. An item that the list names twice is not asked for again while it
+        is under way: the ledger would take the second asking for the first one's, repeated."""
         with self._lock:
             if self.halt is None and not self.writer.may_call():
                 self.halt = self.lost()
-            return [] if self.halt is not None else self.spool.take(self.batch.bulk or 1)
+            while self.halt is None and (taken := self.spool.take(self.batch.bulk or 1)):
+                chosen = {key: item for key, item in taken if key not in self._under_way}
+                if chosen:
+                    self._under_way.update(chosen)
+                    return list(chosen.items())
+            return []
 
     def _intents(self, chosen: Chosen) -> list[Answer[IntentAnswer]]:
         def readable(item: Any) -> str:
@@ -219,8 +228,8 @@ class Calling(Holding):
             match answer.verdict:
                 case "run":
                     granted[key] = item, answer.attempt
-                case "replay":  # somebody found out meanwhile that it happened
-                    pass
+                case "replay":  # somebody found out meanwhile that it happened, or the list names it twice
+                    self._under_way.discard(key)
                 case "frozen":
                     self.halt = self.halt or Halt(answer.error, self._frozen(answer.error))
                 case "gated" | "paused":
@@ -286,6 +295,8 @@ class Calling(Holding):
                 return Outcome(key, failure=wait, error=reason)
             case Applied(result=result):
                 value, failure = result, self._unfit(result)
+            case str() | bytes():  # a model's answer, say: data, and not an answer of a vendor to be read
+                failure = self._unfit(value)
             case _:
                 failure = classify_result(value, may_be_empty=True) or self._unfit(value)
         if failure is not None:
@@ -311,6 +322,7 @@ class Calling(Holding):
     def _book(self, outcomes: dict[str, Outcome]) -> list[Answer[Written]]:
         booked = [self.writer.outcome(outcome) for outcome in outcomes.values()]
         with self._lock:
+            self._under_way.difference_update(outcomes)
             for outcome in outcomes.values():
                 self._weigh(outcome)
         return booked

@@ -567,6 +567,7 @@ class GuardContext:
         """Book what a call came back with; and the error to raise where that is no result (P9)."""
         if isinstance(value, BaseException):
             return self._failed(name, value), value
+        reads = reads and not isinstance(value, str | bytes)  # a text that the author's function returns is data
         failure = classify_result(value, now=self.now(), may_be_empty=True) if reads else None
         if failure is not None:
             error = ResultIsError(f"Call {name!r} came back with an error: {failure.evidence}.")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 import requests
 
+from airflow_runguard.core import conduct
 from airflow_runguard.core.batch import Pause
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.items import Items, Selection
@@ -66,6 +68,37 @@ def test_p11_equal_keys_with_equal_payload_are_one_item_and_with_another_a_plann
     how = batches.run(ledger, far_apart, pay, what=batches.order("far apart"))
     assert isinstance(how, Ended)
     assert len(pay.calls) == 1_100
+
+
+def test_p02_a_text_that_reads_like_a_vendors_error_is_data_and_is_paid_for_once(ledger):
+    said = '{"error": {"code": "rate_limit_exceeded", "message": "slow down"}}'
+    pay = Counting(a=said)
+    how = batches.run(ledger, invoices("a", "b"), pay)
+    assert isinstance(how, Done)
+    assert batches.states(ledger) == {"a": "done", "b": "done"}
+    assert pay.calls == ["a", "b"]
+
+
+@pytest.mark.parametrize("bulk", [None, 2])
+def test_p01_an_item_that_the_list_names_twice_is_called_once_also_while_it_is_under_way(ledger, monkeypatch, bulk):
+    monkeypatch.setattr(conduct, "CHUNK", 2)
+    called, others_went_on = [], threading.Event()
+
+    def pay(context, given):
+        names = list(given) if bulk else [given["id"]]
+        called.extend(names)
+        if "z" in names:
+            others_went_on.set()
+        if "b" in names:
+            assert others_went_on.wait(60)
+        return dict.fromkeys(names, "paid") if bulk else "paid"
+
+    how = batches.run(
+        ledger, [*invoices("a", "b"), *invoices("b", "c"), *invoices("y", "z")], pay, concurrency=3, bulk=bulk
+    )
+    assert isinstance(how, Done)
+    assert sorted(called) == ["a", "b", "c", "y", "z"]
+    assert (how.value["items"], how.value["complete"]) == (5, True)
 
 
 def test_p11_an_item_begun_with_another_payload_is_refused_and_the_others_go_on(ledger):
