@@ -145,14 +145,15 @@ def present(ti: Any, asked: Question) -> None:
     upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=params)
 
 
-def park(since: datetime, timeout: timedelta) -> NoReturn:
+def park(since: datetime, fence: int, timeout: timedelta) -> NoReturn:
     """Leave the task instance parked with its form.
 
-    :param since: when it was first asked; comes back with the task.
+    :param since: when it was first asked. :param fence: of the doubt that the form tells of. Both come back with it.
     """
     from airflow.sdk.exceptions import TaskAwaitingInput
 
-    raise TaskAwaitingInput(method_name=ANSWERED, kwargs={"since": since.isoformat()}, timeout=min(timeout, LOOK_AGAIN))
+    kwargs = {"since": since.isoformat(), "fence": fence}
+    raise TaskAwaitingInput(method_name=ANSWERED, kwargs=kwargs, timeout=min(timeout, LOOK_AGAIN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +210,11 @@ def left_behind(ti: Any) -> Answer | None:
     return answer_of(form.model_dump())
 
 
-def apply(ledger: Ledger, record: Record, answer: Answer) -> str:
+def apply(ledger: Ledger, record: Record, answer: Answer, asked_fence: int) -> str:
     """Book a form's answer. For a batch, and for a task that makes its calls itself, it settles each item or call in
     doubt, so that the rest goes on after it.
 
+    :param asked_fence: of the doubt that the form told of. What a later holder left in doubt was not asked about.
     :returns: the ledger's word: ``ok``, ``too_early`` (ask again after ``no_later_than``), ``not_in_doubt`` (somebody
         was first), …
     """
@@ -220,6 +222,8 @@ def apply(ledger: Ledger, record: Record, answer: Answer) -> str:
         return answer.problem
     if record.state is not State.IN_DOUBT or record.broken:
         return "not_in_doubt"
+    if record.fence != asked_fence:
+        return "somebody worked on it after the form was made"
     calls = doubtful(ledger, record)
     if record.calls == "batch" and calls:
         return _apply_to_items(ledger, record, answer, calls)

@@ -87,15 +87,23 @@ class GuardMixin(_Operator):
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         method: str | None = next_method
         waited_since = asked_since = answer = None
+        asked_fence = 0
         if next_method == PUT_OFF:
             put_off = next_kwargs or {}
             method, next_kwargs, waited_since = put_off["method"], put_off["kwargs"], put_off["since"]
         elif next_method == ANSWERED:
             parked = next_kwargs or {}
             method, asked_since, answer = None, parked.get("since"), answer_of(parked.get("event"))
+            asked_fence = parked.get("fence", 0)
         if method is None:  # it had not begun, or a person has said what became of it: from the start
             entry = self._entry(
-                self, self.guard, context, waited_since=waited_since, asked_since=asked_since, answer=answer
+                self,
+                self.guard,
+                context,
+                waited_since=waited_since,
+                asked_since=asked_since,
+                asked_fence=asked_fence,
+                answer=answer,
             )
             return entry.run(lambda: super(GuardMixin, self).execute(context))
         entry = self._entry(self, self.guard, context, resumes=(method, next_kwargs), waited_since=waited_since)

@@ -64,6 +64,7 @@ class Waits(Seam):
             {
                 "record_id": record.id,
                 "generation": record.generation,
+                "fence": record.fence,
                 "ti_id": holder.ti_id,
                 "dag_id": holder.dag_id,
                 "task_id": holder.task_id,

@@ -139,9 +139,14 @@ def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_th
     assert "result" not in asked.fields  # there is none that is both items'
 
     def answer(word: str, **given: Any) -> str:
-        return human.apply(airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given))
+        return human.apply(
+            airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given), record.fence
+        )
 
     assert answer("did_not_happen") == "too_early"
+    late = human.Answer("happened", "person:ann", "seen")  # to a form about what an earlier holder left in doubt
+    assert human.apply(airflow.ledger, record, late, record.fence - 1).startswith("somebody worked on it")
+    assert airflow.record() == record
     commands.resolve_items(airflow.ledger, record, "happened", Selection.parse("key=inv-1"), actor="ann", reason="seen")
     asked = human.question(airflow.ledger, airflow.record(), record.first_unknown_at)
     assert asked.subject == f"Did item inv-4 of {record.identity} happen?"

@@ -101,17 +101,15 @@ select count(*) > 0 as watched, coalesce(sum(w.waits), 0)::int as waits
   from runguard.watcher w where w.at > clock_timestamp() - make_interval(secs => %(fresh)s)
 
 -- name: ask
-select runguard.ask(%(record_id)s, %(generation)s::int, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(actor)s)
+select runguard.ask(%(record_id)s, %(generation)s::int, %(fence)s::bigint, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(actor)s)
 
 -- name: give_up_asking
 select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
 
 -- name: questions
-select q.*, r.state, r.fence, r.generation as generation_now, r.namespace, r.key, r.deployment,
-       r.state = 'in_doubt' and q.generation = r.generation
-       -- The doubt that it was asked about, and not that of a later holder.
-       and exists (select from runguard.event e where e.record_id = r.id and e.kind = 'asked' and e.generation = r.generation
-                      and e.fence = r.fence)
+select q.*, r.state, r.generation as generation_now, r.namespace, r.key, r.deployment,
+       -- In the doubt that it was asked about, and not that of a later holder.
+       r.state = 'in_doubt' and q.generation = r.generation and q.fence = r.fence
        and not (
            -- Since it was asked, all that is in doubt turned out to be jobs: its task attaches to them.
            exists (select from runguard.event e where e.record_id = r.id and e.kind = 'remembered' and e.at > q.at)

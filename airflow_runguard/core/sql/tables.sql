@@ -206,6 +206,7 @@ create table runguard.question (
     ti_id      text primary key,
     record_id  bigint not null,
     generation integer not null,
+    fence      bigint not null,                             -- of the doubt that the form tells of
     dag_id     text not null,
     task_id    text not null,
     run_id     text not null,
