@@ -177,7 +177,7 @@ def _book(connect: Connect, deployment: str) -> Checks:
             FAIL,
             lost,
             "What looks new may have been done (and paid) in the time that is gone, so no call is made.",
-            "Find out what was lost, then run `airflow runguard db acknowledge-restore --reason …`.",
+            "Find out what was lost, then run `airflow runguard db acknowledge-restore --lost-since TIME --reason …`.",
         )
     else:
         yield Check("lost_time", OK, "Same server, timeline and database as before", "Absent means new.")

@@ -125,8 +125,9 @@ PARAMS: Mapping[str, Any] = {
     },
     "result": {
         "value": "",
-        "description": f"With “{HAPPENED}”: what the task would have returned, as JSON (a text has its own quotes). "
-        "Left empty, the task ends with an error where its result is needed.",
+        "description": f"With “{HAPPENED}”: what the call (where the task is one call: the task) would have returned, as "
+        "JSON; a text has its own quotes. Left empty, the task fails where its result is needed, and it cannot be given "
+        "later.",
         "schema": {"type": ["string", "null"]},
     },
     "reason": {

@@ -280,7 +280,7 @@ def refusal(claim: Claim, work: Work) -> How:
         case Verdict.LOST_TIME:
             return Waiting(
                 f"No call was made: {claim.reason}. What looks new may have been done in the time that is gone. "
-                "Run `airflow runguard db acknowledge-restore --reason …` when you know.",
+                "Run `airflow runguard db acknowledge-restore --lost-since TIME --reason …` when you know.",
                 tells="ledger_lost_time",
             )
         case Verdict.BROKEN:
