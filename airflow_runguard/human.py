@@ -103,9 +103,10 @@ def question(ledger: Ledger, record: Record, now: datetime) -> Question:
         if number > 1
         else ""
     )
+    gets = "item has" if items else "task ends with" if record.calls == "body" else "call gives back"
     lines += [
         "",
-        f"*{HAPPENED}*: nothing is sent; the {'item has' if items else 'task ends with'} the result that you give. "
+        f"*{HAPPENED}*: nothing is sent; the {gets} the result that you give. "
         f"*{DO_IT}*: it is sent now. *{LEAVE}*: nothing is sent and the task fails.{several}",
     ]
     what = f"item {calls[0].name} of {record.identity}" if items else str(record.identity)
@@ -125,9 +126,9 @@ PARAMS: Mapping[str, Any] = {
     },
     "result": {
         "value": "",
-        "description": f"With “{HAPPENED}”: what the call (where the task is one call: the task) would have returned, as "
-        "JSON; a text has its own quotes. Left empty, the task fails where its result is needed, and it cannot be given "
-        "later.",
+        "description": f"With “{HAPPENED}”: what the call would have returned (where the task is one call: the task), "
+        "as JSON; a text has its own quotes. Left empty, the task fails where its result is needed, and it cannot be "
+        "given later.",
         "schema": {"type": ["string", "null"]},
     },
     "reason": {

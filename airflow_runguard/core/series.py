@@ -88,7 +88,7 @@ class Before:
             case "lost_time":
                 return (
                     f"The ledger lost time ({self.why}), so it cannot say whether the previous one of {series!r} was "
-                    "finished. Run `airflow runguard db acknowledge-restore --lost-since TIME --reason …` when you know."
+                    "finished. When you know: `airflow runguard db acknowledge-restore --lost-since TIME --reason …`."
                 )
             case "broken":
                 return (
