@@ -75,12 +75,14 @@ def test_p02_r46_a_jobs_success_that_was_never_reported_is_given_back_without_th
 
 @pytest.mark.parametrize("state", ["succeeded", "failed", "unknown", "running"])
 def test_p03_r30_after_a_kill_while_polling_the_next_try_attaches(
-    api: BatchApi, ledger_url: str, ledger: Ledger, state: str
+    api: BatchApi, ledger_url: str, ledger: Ledger, sql: psycopg.Connection[Any], state: str
 ) -> None:
     killed(api, ledger_url, looks=3)
     assert the_call(ledger).external_id == "job-1"
     api.jobs["job-1"] = state
     if state == "running":
+        over = "select lease_until < clock_timestamp() from runguard.record"
+        until(lambda: sql.execute(over).fetchone() == (True,))  # else the second one is told to wait, and ends
         killed(api, ledger_url, looks=api.looks + 3)  # the second one attaches, waits, and dies as well
         api.jobs["job-1"] = "succeeded"
     api.next_state = "succeeded"
