@@ -150,7 +150,7 @@ def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
         return
     record = ledger.get(Identity(asked["deployment"], asked["namespace"], asked["key"]))
     if answer is not None and record is not None:
-        verdict = human.apply(ledger, record, answer, asked["fence"])
+        verdict = human.apply(ledger, record, answer, human.Asked(asked["fence"], asked["at"]))
         if verdict == "ok":
             log.info("The form of %s was answered, and its try had not waited for it.", record.identity)
     if ti is None or ti.state in ENDED:  # else a try may have parked again: it is woken

@@ -452,6 +452,8 @@ class Call:
     submitted: bool
     """``external_id`` names a job that a later holder attaches to."""
     intent: Mapping[str, Any]
+    result_missing: str
+    """Why a result that should be there is not; '' = it is there, or none is kept."""
 
 
 @dataclass(frozen=True, slots=True)

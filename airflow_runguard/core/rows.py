@@ -340,4 +340,5 @@ def call_of(row: Mapping[str, Any]) -> Call:
         external_id=row["external_id"] or "",
         submitted=row["submitted"],
         intent=object_of(row["intent"] or "{}"),
+        result_missing=row["result_missing"] or "",
     )

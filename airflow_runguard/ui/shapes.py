@@ -116,6 +116,7 @@ def call(board: Board, record: Record, row: Mapping[str, Any], renamed: Sequence
         "error": one.error,
         "evidence": one.evidence,
         "external_id": one.external_id,
+        "result_missing": one.result_missing,
         "vendor_key": keys.vendor_key(board.installation, name, one.name, one.generation, one.attempt),
     }
     if hide is not None:
@@ -131,7 +132,7 @@ def record(row: Mapping[str, Any], value: Record, calls: Sequence[Call], hide: H
         "why": stands.why,
         "who": stands.who,
         "commands": dict(stands.commands),
-        "doubtful": [call.name for call in calls],
+        "doubtful": [call.name for call in calls if call.state in words.OPEN],
         "claims": row["claims"],
         "pauses": row["pauses"],
         "call_style": row["calls"],

@@ -131,6 +131,7 @@ def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_th
         pay(LIST)
     airflow.run(dag)
     record = airflow.record()
+    form = human.Asked(record.fence, airflow.ledger.check()["now"])
     asked = human.question(airflow.ledger, record, record.first_unknown_at)
     assert asked.subject == f"Did these 2 items of {record.identity} happen?"
     assert "| item | vendor key |" in asked.body
@@ -139,13 +140,14 @@ def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_th
     assert "result" not in asked.fields  # there is none that is both items'
 
     def answer(word: str, **given: Any) -> str:
-        return human.apply(
-            airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given), record.fence
-        )
+        return human.apply(airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given), form)
 
     assert answer("did_not_happen") == "too_early"
     late = human.Answer("happened", "person:ann", "seen")  # to a form about what an earlier holder left in doubt
-    assert human.apply(airflow.ledger, record, late, record.fence - 1).startswith("somebody worked on it")
+    earlier = human.Asked(record.fence - 1, form.at)
+    assert human.apply(airflow.ledger, record, late, earlier).startswith("somebody worked on it")
+    before = human.Asked(record.fence, record.first_unknown_at - timedelta(seconds=1))  # it came into doubt anew since
+    assert human.apply(airflow.ledger, record, late, before) == human.ANEW
     assert airflow.record() == record
     commands.resolve_items(airflow.ledger, record, "happened", Selection.parse("key=inv-1"), actor="ann", reason="seen")
     asked = human.question(airflow.ledger, airflow.record(), record.first_unknown_at)

@@ -1,6 +1,11 @@
 -- What people (and reconcilers) may change (P13): each books who, when and why in the same transaction. Every function
 -- answers one word; anything but 'ok' changed nothing.
 
+-- It is known to have happened, but nobody knows what came back: a person may still say that.
+create or replace function runguard.lacks_result(c runguard.call) returns boolean language sql immutable as $$
+    select c.state = 'done' and c.result is null and c.result_missing is not null
+$$;
+
 -- p_call = null: the whole record happened, or did not. Otherwise only that call; once no other call is in doubt the
 -- record goes to pending, and the next run goes on after it.
 create or replace function runguard.resolve(
@@ -20,7 +25,7 @@ begin
     r := s.r;
     if r.calls = 'batch' and r.late_applied = 0 then
         return (select i.verdict from runguard.resolve_items(p_record_id, p_seen_fence, p_answer, 'in_doubt', null,
-            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null) i);
+            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null, null) i);
     end if;
     if s.refused is not null then
         return s.refused;
@@ -32,6 +37,14 @@ begin
          where id = r.id returning * into r;
         perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
             'answer', 'the missing result', 'reference', p_reference)::text);
+        return 'ok';
+    elsif p_answer = 'happened' and p_result is not null and exists (select from runguard.call c where c.record_id = r.id
+              and c.generation = r.generation and c.name = p_call and runguard.lacks_result(c)) then
+        update runguard.call c set result = case when r.store_result = 'all' then p_result end,
+               result_digest = sha256(p_result), result_missing = null
+         where c.record_id = r.id and c.generation = r.generation and c.name = p_call;
+        perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
+            'answer', 'the missing result', 'call', p_call, 'reference', p_reference)::text);
         return 'ok';
     elsif not (r.state = 'in_doubt' or (r.state = 'failed' and p_answer = 'happened')) then
         return 'not_in_doubt';

@@ -101,7 +101,7 @@ select count(*) > 0 as watched, coalesce(sum(w.waits), 0)::int as waits
   from runguard.watcher w where w.at > clock_timestamp() - make_interval(secs => %(fresh)s)
 
 -- name: ask
-select runguard.ask(%(record_id)s, %(generation)s::int, %(fence)s::bigint, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(actor)s)
+select runguard.ask(%(record_id)s, %(generation)s::int, %(fence)s::bigint, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(at)s, %(actor)s)
 
 -- name: give_up_asking
 select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
@@ -348,7 +348,7 @@ select c.* from runguard.call c
 
 -- name: resolve_items
 select * from runguard.resolve_items(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(state)s, %(class)s, %(names)s::text[],
-    %(results)s::bytea[], %(reference)s, %(actor)s, %(reason)s, %(force)s, %(nonce)s)
+    %(results)s::bytea[], %(reference)s, %(actor)s, %(reason)s, %(force)s, %(nonce)s, %(known_by)s::timestamptz)
 
 -- name: reopen_items
 select * from runguard.reopen_items(%(record_id)s, %(seen_generation)s::int, %(seen_fence)s::bigint, %(state)s, %(class)s,

@@ -211,7 +211,7 @@ create table runguard.question (
     task_id    text not null,
     run_id     text not null,
     map_index  integer not null,
-    at         timestamptz not null default clock_timestamp(),
+    at         timestamptz not null,                        -- it knows of no doubt that is younger
     closed_at  timestamptz
 );
 create index question_open on runguard.question (record_id) where closed_at is null;
