@@ -7,7 +7,9 @@ record is left.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import inspect
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,7 @@ from airflow_runguard.core.calling import Calling
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.errors import NotApplied, PlanningError
 from airflow_runguard.core.items import PAGE, Count, Planned, Selection
-from airflow_runguard.core.reconcile import ask
+from airflow_runguard.core.reconcile import ask, awaited
 from airflow_runguard.core.record import (
     Call,
     CallState,
@@ -111,7 +113,8 @@ class _Conductor(Holding):
         reconcile: Any = self.work.reconcile
         if self.batch.reconcile_chunks:
             try:
-                return dict(reconcile(doubts))
+                answers = reconcile(doubts)
+                return dict(asyncio.run(awaited(answers)) if inspect.isawaitable(answers) else answers)
             except Exception as error:
                 log.warning("The reconcile function failed; these items stay in doubt: %s", error, exc_info=True)
                 return {}

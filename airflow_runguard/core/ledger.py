@@ -275,6 +275,10 @@ class Ledger(People, Waits):
         rows = self._all("sweep", {"actor": actor, "limit": limit})
         return [(Identity(self.deployment, row["namespace"], row["key"]), State(row["state"])) for row in rows]
 
+    def dags_to_ask(self, idle: float) -> list[str]:
+        """DAGs with something in doubt that their functions may settle, and that nobody moved for so many seconds."""
+        return [row["dag_id"] for row in self._all("dags_to_ask", {"deployment": self.deployment, "idle": idle})]
+
     # -- audit and measures -------------------------------------------------------------------------------------------
 
     def audit(self, what: str, **rules: Any) -> Sequence[Mapping[str, Any]]:

@@ -10,8 +10,10 @@ from airflow.sdk import task
 from pydantic import BaseModel
 
 from airflow_runguard import (
+    Applied,
     BatchGuard,
     BatchResults,
+    Doubt,
     GuardedBatchOperator,
     ItemContext,
     Pause,
@@ -230,3 +232,27 @@ def test_an_item_without_its_key_is_named_before_anything_is_called(airflow, cha
     assert run.state == "failed"
     assert "Item 7 of the list" in run.log
     assert airflow.vendor.charges() == 0
+
+
+def test_p03_a_batch_asks_the_vendor_about_many_items_at_once(airflow, charge):
+    asked: list[list[str]] = []
+
+    async def find(doubts: list[Doubt]) -> dict[str, Any]:
+        asked.append([doubt.call.name for doubt in doubts])
+        return {doubt.call.name: Applied(f"ch_{doubt.call.name}") for doubt in doubts}
+
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(item_key="id", key="chunks", on_doubt=find)
+        def pay(invoice: dict[str, Any]) -> Any:
+            if invoice["id"] in ("inv-1", "inv-4"):
+                raise TimeoutError("no answer")
+            return charge(invoice["id"])["id"]
+
+        pay(LIST)
+    airflow.run(dag)
+    again = airflow.run(dag)
+    assert again.state == "success"
+    assert asked == [["inv-1", "inv-4"]]
+    assert BatchResults(again.result("pay"))["inv-4"] == "ch_inv-4"
+    assert len(airflow.vendor.requests()) == 4

@@ -34,6 +34,15 @@ select * from runguard.write(
 -- name: sweep
 select * from runguard.sweep(%(actor)s, %(limit)s::int)
 
+-- DAGs with a record in doubt that asks the vendor, when nobody has moved it for a while and none of its requests can
+-- arrive any more: its task comes back for it no more, or takes its time.
+-- name: dags_to_ask
+select distinct r.dag_id from runguard.record r
+ where r.deployment = %(deployment)s and r.state = 'in_doubt' and r.on_doubt = 'reconcile' and r.dag_id <> ''
+   and r.updated_at < clock_timestamp() - make_interval(secs => %(idle)s)
+   and coalesce(r.no_later_than < clock_timestamp(), true)
+ order by r.dag_id limit 100
+
 -- name: resolve
 select runguard.resolve(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(call)s, %(result)s::bytea, %(reference)s,
                         %(actor)s, %(reason)s, %(force)s) as verdict
