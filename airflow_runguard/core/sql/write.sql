@@ -39,7 +39,8 @@ begin
     end if;
     update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
-     where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'started';
+     where c.record_id = r.id and c.generation = r.generation and c.name = p_call
+       and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
     if r.state = 'done' or (r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
            where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt')) then
         return r;                               -- that item is in doubt and is not called; the others are other work
