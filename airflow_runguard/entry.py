@@ -206,6 +206,9 @@ class Entry(Ordering):
             return None
         if record.calls == "batch":  # an item is no job
             return None
+        lost = ledger.check()["unknown_before"]
+        if lost is not None and record.known_since < lost:  # nothing is attached to before a person has spoken
+            return None
         calls = human.doubtful(ledger, record)
         if not calls or not all(call.submitted for call in calls):
             return None

@@ -251,15 +251,6 @@ def _stored(record: Record) -> str:
     return f"Its result is not stored ({why}); a clear ends in an error without calling anything."
 
 
-def name_at(identity: Identity, events: Sequence[Event], moment: datetime | None) -> Identity:
-    """The name that the record had then: vendor keys were made from that one, whatever it is called now."""
-    for event in events:
-        if event.kind == "renamed" and moment is not None and event.at > moment:
-            namespace, key = event.detail["from"]
-            return Identity(identity.deployment, namespace, key)
-    return identity
-
-
 def sentence(event: Event) -> str:
     """One event in plain words, without its time."""
     detail = event.detail

@@ -17,8 +17,8 @@ from airflow_runguard import codec
 from airflow_runguard.core import keys
 from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Call, CallState, Record, State
-from airflow_runguard.explain import OPEN, command, name_at, one_line, standing, when
+from airflow_runguard.core.record import Call, CallState, Record, State, name_at
+from airflow_runguard.explain import OPEN, command, one_line, standing, when
 
 HAPPENED, DO_IT, LEAVE = "it happened", "it did not happen: do it", "leave it failed"
 ANSWERS: Mapping[str, str] = {HAPPENED: "happened", DO_IT: "did_not_happen", LEAVE: "failed"}
@@ -103,14 +103,16 @@ def question(ledger: Ledger, record: Record, now: datetime) -> Question:
         if number > 1
         else ""
     )
+    fields = [name for name in PARAMS if number <= 1 or name != "result"]  # a result is one call's
     gets = "item has" if items else "task ends with" if record.calls == "body" else "call gives back"
+    gives = f"; the {gets} the result that you give" if "result" in fields else ""
     lines += [
         "",
-        f"*{HAPPENED}*: nothing is sent; the {gets} the result that you give. "
+        f"*{HAPPENED}*: nothing is sent{gives}. "
         f"*{DO_IT}*: it is sent now. *{LEAVE}*: nothing is sent and the task fails.{several}",
     ]
     what = f"item {calls[0].name} of {record.identity}" if items else str(record.identity)
-    return Question(f"Did {what} happen?", "\n".join(lines), list(PARAMS))
+    return Question(f"Did {what} happen?", "\n".join(lines), fields)
 
 
 def _items_in_doubt(ledger: Ledger, record: Record) -> int:
@@ -252,7 +254,7 @@ def apply(ledger: Ledger, record: Record, answer: Answer, asked: Asked) -> str:
             record.id,
             answer.word,
             call=name,
-            result=answer.result,
+            result=answer.result if len(names) <= 1 else None,
             actor=answer.actor,
             reason=answer.reason,
             reference=answer.reference,

@@ -374,6 +374,13 @@ class Ledger(People, Waits):
         return [call_of(row) for row in self._all("calls", {"record_id": record_id})]
 
     def events(self, record_id: int) -> Sequence[Event]:
+        return self._told("events", record_id)
+
+    def renamed(self, record_id: int) -> Sequence[Event]:
+        """What :func:`~airflow_runguard.core.record.name_at` needs."""
+        return self._told("renamed", record_id)
+
+    def _told(self, statement: str, record_id: int) -> Sequence[Event]:
         return [
             Event(
                 row["id"],
@@ -385,7 +392,7 @@ class Ledger(People, Waits):
                 row["reason"],
                 json.loads(row["detail"]),
             )
-            for row in self._all("events", {"record_id": record_id})
+            for row in self._all(statement, {"record_id": record_id})
         ]
 
 

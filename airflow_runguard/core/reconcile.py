@@ -19,7 +19,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import CallState, Record, Result, State
+from airflow_runguard.core.record import CallState, Record, Result, State, name_at
 from airflow_runguard.core.rows import DEFAULT_PAUSE
 from airflow_runguard.core.work import (
     BODY,
@@ -63,11 +63,18 @@ class Finding:
 def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
     """What is doubtful about a record, each with what a look-up needs. ``now`` is read before anybody is asked."""
     now: datetime = ledger.check()["now"]
+    renamed = ledger.renamed(record.id)
     return [
         Doubt(
             record=record,
             call=call,
-            vendor_key=keys.vendor_key(ledger.installation, record.identity, call.name, call.generation, call.attempt),
+            vendor_key=keys.vendor_key(
+                ledger.installation,
+                name_at(record.identity, renamed, call.first_intent_at),
+                call.name,
+                call.generation,
+                call.attempt,
+            ),
             intent=record.payload.readable if call.name == BODY else call.intent,
             now=now,
         )

@@ -316,6 +316,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
+        known_since=row["known_since"],
         broken=row["broken"],
         seen=row["seen"],
     )

@@ -54,8 +54,11 @@ select runguard.remember(%(record_id)s, %(generation)s::int, %(fence)s, %(actor)
 -- name: adopt
 select runguard.adopt(%(record_id)s, %(seen_fence)s::bigint, %(call)s, %(external_id)s, %(actor)s) as verdict
 
+-- name: renamed
+select e.* from runguard.event e where e.record_id = %(record_id)s and e.kind = 'renamed' order by e.id
+
 -- name: reopen
-select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
+select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(seen_fence)s::bigint, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
 
 -- name: release
 select runguard.release(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
