@@ -78,6 +78,7 @@ def classify(
 def classify_result(
     value: object,
     *,
+    effect_kind: str = "write",
     now: datetime | None = None,
     may_be_empty: bool = False,
     rules: Iterable[Rule | Family] = (),
@@ -88,15 +89,25 @@ def classify_result(
     checked, an exception that was returned, and an empty result. Of a bulk answer of which a part was done, the effect
     is ``unknown`` for the whole; ask it of each item to settle them one by one.
 
+    A function that returned may have had its effect and tell of something else that was refused. So of a write,
+    ``not_applied`` is said only of a client's response or exception, which is judged as if it had been raised, and of a
+    value that has a vendor's own documented form.
+
+    :param effect_kind: as in :func:`classify`.
     :param may_be_empty: ``None``, ``""``, ``[]`` and ``{}`` are results as good as others; ``0`` and ``False`` always
         are.
     """
+    writes = effect_kind != "read"
     try:
         book = with_rules(tuple(rules)) if rules else installed()
         found = results.read_result(value, may_be_empty=may_be_empty)
-        return None if found is None else _of_result(found, book, now)
+        if found is None:
+            return None
+        repeated = hidden_retries(value)
+        judged = [_of_fault(fault, book, now, repeated, writes) for fault in found.faults]
+        return judged[0] if len(judged) == 1 and not (found.done or found.partial) else _worst(judged, found, writes)
     except Exception as trouble:
-        return _unreadable("result", trouble, writes=True).failure
+        return _unreadable("result", trouble, writes=writes).failure
 
 
 def decide(
@@ -288,29 +299,34 @@ def _judge(rule: Rule, label: str, wait: float | None, doubts: list[str], writes
     )
 
 
-def _of_result(found: results.Found, book: Book, now: datetime | None) -> Failure:
-    """The worst of what stands in a result: doubt before waiting, waiting before a refusal."""
-    if found.error is not None:
-        return _Case(found.error, book, now).decide(writes=True).failure
-    judged: list[Failure] = []
-    for fault in found.faults:
-        if fault.error is not None:
-            judged.append(_Case(fault.error, book, now).decide(writes=True).failure)
-            continue
-        wait = wait_seconds(fault.answer, {}, now)
-        told = wait is not None or is_exhausted(fault.answer.headers)
-        rule = book.first(frozenset(), fault.answer, lambda told=told: told)  # type: ignore[misc]
-        if rule is None or (rule.statuses and rule.effect is Effect.UNKNOWN and (fault.answer.status or 0) < 400):
-            rule = fault.otherwise
-        if rule.pausable and fault.never:
-            rule = results.NEVER
-        judged.append(_judge(rule, fault.label, wait if rule.pausable else None, [], writes=True))
-    return _worst(judged, found)
+_WORDS_ONLY = (
+    "the function returned it and may have done its work: it is nobody's documented form of an answer, and such words "
+    "prove nothing about the effect (raise NotApplied where nothing was done)"
+)
 
 
-def _worst(judged: list[Failure], found: results.Found) -> Failure:
+def _of_fault(fault: results.Fault, book: Book, now: datetime | None, repeated: str, writes: bool) -> Failure:
+    if fault.error is not None:
+        return _Case(fault.error, book, now).decide(writes).failure
+    answer = fault.answer
+    wait = wait_seconds(answer, {}, now)
+    rule = book.first(frozenset(), answer, lambda: wait is not None or is_exhausted(answer.headers))
+    if rule is None or (rule.statuses and rule.effect is Effect.UNKNOWN and (answer.status or 0) < 400):
+        rule = fault.otherwise
+    if rule.pausable and fault.never:
+        rule = results.NEVER
+    doubts = [repeated] if repeated else []
+    believed = answer.vendor or rule is fault.otherwise or (fault.answered and book.is_own(rule, answer))
+    if rule.effect is Effect.NOT_APPLIED and not believed:
+        doubts.append(_WORDS_ONLY)
+    return _judge(rule, fault.label, wait if rule.pausable else None, doubts, writes)
+
+
+def _worst(judged: list[Failure], found: results.Found, writes: bool) -> Failure:
+    """Of what stands in a result: doubt before waiting, waiting before a refusal."""
     order = (FailureClass.QUOTA, FailureClass.TIMEOUT, FailureClass.UNKNOWN, FailureClass.PROCESSING)
-    unknown = any(failure.effect is not Effect.NOT_APPLIED for failure in judged) or found.done > 0
+    part = found.done > 0 or bool(found.partial)
+    unknown = writes and (part or any(failure.effect is not Effect.NOT_APPLIED for failure in judged))
     pausing = [failure for failure in judged if failure.pausable]
     classes = [failure.failure_class for failure in pausing or judged]
     first = next((kind for kind in order if kind in classes), classes[0])
@@ -324,12 +340,12 @@ def _worst(judged: list[Failure], found: results.Found) -> Failure:
         notes.append(found.partial)
     return Failure(
         chosen.failure_class,
-        Effect.UNKNOWN if unknown or found.partial else Effect.NOT_APPLIED,
+        Effect.UNKNOWN if unknown else Effect.NOT_APPLIED,
         pausable=bool(pausing),
         resume_after=max(waits, default=None),
         floor=max(floors, default=None),
-        needs_person=not (unknown or found.partial or pausing) and any(failure.needs_person for failure in judged),
-        final=not (unknown or found.partial) and all(failure.final for failure in judged),
+        needs_person=not (unknown or pausing) and any(failure.needs_person for failure in judged),
+        final=not unknown and all(failure.final for failure in judged),
         evidence=_line(chosen.evidence, notes),
     )
 

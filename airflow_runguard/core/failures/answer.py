@@ -32,7 +32,10 @@ MAX_HEADERS = 200
 
 @dataclass(slots=True)
 class Answer:
-    """:param parts: the parsed documents that the answer was read from. :param message: the vendor's own sentences."""
+    """:param parts: the parsed documents that the answer was read from. :param message: the vendor's own sentences.
+
+    :param vendor: the family whose documented form it has, where that tells.
+    """
 
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +43,7 @@ class Answer:
     message: str = ""
     host: str = ""
     parts: tuple[Any, ...] = ()
+    vendor: str = ""
 
 
 ERROR = names("""
@@ -92,7 +96,7 @@ def answer_of(
 _SILENT = names("airflow_runguard urllib3 httpcore httpcore2 ssl socket http tenacity")
 
 
-def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "") -> Answer:
+def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "", vendor: str = "") -> Answer:
     """Read a parsed body that came with a success, or one item of a bulk answer. Has the code ``inside`` as well."""
     said = Said()
     said.codes.add("inside")
@@ -104,6 +108,7 @@ def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str 
         "\n".join(said.messages)[:MAX_TEXT],
         host,
         (body,),
+        vendor,
     )
 
 
