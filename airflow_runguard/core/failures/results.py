@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_runguard.core.failures.answer import Answer, answer_in, answer_of, pairs
+from airflow_runguard.core.failures.answer import Answer, answer_in, answer_of, lowered
 from airflow_runguard.core.failures.document import MAX_NODES, parsed_text
 from airflow_runguard.core.failures.reading import http_status, item, names, read, response_status, type_keys
 from airflow_runguard.core.failures.rule import Rule, open_end, rate, refused
@@ -317,7 +317,7 @@ def item_failed(entry: Any) -> bool:
 
 
 def _item_fault(entry: Any, label: str, vendor: str) -> Fault:
-    answer = answer_in(entry, dict(pairs(item(entry, "headers"))), vendor=vendor)
+    answer = answer_in(entry, lowered(item(entry, "headers")), vendor=vendor)
     refusal = vendor == SALESFORCE and answer.status is None
     label += f" (HTTP {answer.status})" if answer.status else ""
     return Fault(answer, REFUSED if refusal else ENVELOPE, label)
