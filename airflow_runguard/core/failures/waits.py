@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -40,7 +41,12 @@ def wait_seconds(answer: Answer, have: Mapping[str, Any], now: datetime | None) 
     :param have: attributes of the error that carries the answer.
     """
     start = _Start(answer.headers, now)
-    return next((wait for wait in _told(answer, have, start) if wait is not None), None)
+    wait = _in_headers(answer.headers, start) if answer.headers else None
+    for name, value in answer.waits:
+        wait = _in_body(name, value, start) if wait is None else wait
+    if wait is None:
+        wait = _protobuf(have)
+    return _in_prose(answer.message, start) if wait is None else wait
 
 
 class _Start:
@@ -60,16 +66,13 @@ class _Start:
         return max(0.0, end - start.timestamp())
 
 
-def _told(answer: Answer, have: Mapping[str, Any], start: _Start) -> Iterator[float | None]:
-    headers = answer.headers
-    if headers:
-        yield from (_milliseconds(headers[name]) for name in MILLISECONDS if name in headers)
-        yield from (_span_or_moment(headers[name], start) for name in SECONDS if name in headers)
-        yield _exhausted(headers, start)
-        yield from _vendors(headers)
-    yield from (_in_body(name, value, start) for name, value in answer.waits)
-    yield _protobuf(have)
-    yield _in_prose(answer.message, start)
+def _in_headers(headers: Mapping[str, str], start: _Start) -> float | None:
+    for names, reading in ((MILLISECONDS, _milliseconds), (SECONDS, partial(_span_or_moment, start=start))):
+        for name in names:
+            if name in headers and (wait := reading(headers[name])) is not None:
+                return wait
+    wait = _exhausted(headers, start)
+    return _vendors(headers) if wait is None else wait
 
 
 def _milliseconds(value: str) -> float | None:
@@ -148,13 +151,11 @@ _MINUTES = re.compile(r'"estimated_time_to_regain_access"\s*:\s*(\d{1,6})')
 _AD_ACCOUNT = re.compile(r'"reset_time_duration"\s*:\s*(\d{1,9})')
 
 
-def _vendors(headers: Mapping[str, str]) -> Iterator[float | None]:
+def _vendors(headers: Mapping[str, str]) -> float | None:
     """Meta: minutes inside JSON. https://developers.facebook.com/docs/graph-api/overview/rate-limiting"""
-    if "x-business-use-case-usage" in headers:
-        minutes = max(map(int, _MINUTES.findall(headers["x-business-use-case-usage"])), default=0)
-        yield minutes * 60.0 or None
-    if "x-ad-account-usage" in headers:
-        yield float(max(map(int, _AD_ACCOUNT.findall(headers["x-ad-account-usage"])), default=0)) or None
+    minutes = max(map(int, _MINUTES.findall(headers.get("x-business-use-case-usage", ""))), default=0)
+    seconds = max(map(int, _AD_ACCOUNT.findall(headers.get("x-ad-account-usage", ""))), default=0)
+    return minutes * 60.0 or float(seconds) or None
 
 
 def _in_body(name: str, value: Any, start: _Start) -> float | None:
