@@ -283,7 +283,7 @@ class Calling(Holding):
     def _outcome(self, key: str, value: Any) -> Outcome:
         match value:
             case BaseException():
-                return Outcome(key, failure=classify(value), error=said(value))
+                return Outcome(key, failure=classify(value, now=self.guard.now()), error=said(value))
             case StillUnknown(reason=reason):
                 return Outcome(
                     key, failure=Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=reason), error=reason
@@ -298,7 +298,7 @@ class Calling(Holding):
             case str() | bytes():  # a model's answer, say: data, and not an answer of a vendor to be read
                 failure = self._unfit(value)
             case _:
-                failure = classify_result(value, may_be_empty=True) or self._unfit(value)
+                failure = classify_result(value, now=self.guard.now(), may_be_empty=True) or self._unfit(value)
         if failure is not None:
             return Outcome(key, failure=failure, error=f"{failure.evidence}: {self.work.hide(value)!r:.500}")
         return Outcome(key, result=dumped(self.work, value))

@@ -6,8 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from airflow_runguard.core.failures import classify_result, hidden_retries
+from airflow_runguard.core.failures import classify_result, hidden_retries, results
+from airflow_runguard.core.failures.families import FAMILIES
 from airflow_runguard.core.record import Effect, FailureClass
 from demo import vendor_errors as v
 from demo.error_shapes import DOUBT, NOW, PAUSE, REFUSED, Means, wait
@@ -28,6 +31,9 @@ STORED = {"index": {"_id": "a", "status": 201}}
 BUSY = {"index": {"_id": "b", "status": 429, "error": {"type": "es_rejected_execution_exception"}}}
 WRONG = {"index": {"_id": "c", "status": 400, "error": {"type": "mapper_parsing_exception"}}}
 PART = replace(PAUSE, effect=UNKNOWN)
+OPEN: dict[str, Any] = {"pausable": False, "effect": UNKNOWN}
+GITHUB = {"errors": [{"type": "RATE_LIMITED", "message": "x"}]}
+ALL_BUSY = {"FailedRecordCount": 1, "Records": [{"ErrorCode": "ProvisionedThroughputExceededException"}]}
 
 FAULTS: list[tuple[str, Any, Means]] = [
     ("shopify throttled", throttled(752, 1000, 152), wait(12)),
@@ -38,6 +44,18 @@ FAULTS: list[tuple[str, Any, Means]] = [
         REFUSED,
     ),
     ("shopify as text", '{"errors": [{"message": "x", "extensions": {"code": "THROTTLED"}}]}', PAUSE),
+    (
+        "graphql before any work",
+        {"errors": [{"message": "x", "extensions": {"code": "BAD_USER_INPUT"}}]},
+        REFUSED,
+    ),
+    (
+        "graphql under way",
+        {"data": None, "errors": [{"message": "x", "path": ["pay"], "extensions": {"code": "BAD_USER_INPUT"}}]},
+        replace(REFUSED, effect=UNKNOWN, person=False),
+    ),
+    ("graphql as GitHub answers", v.http(200, GITHUB, {"x-github-request-id": "A"}).response, PAUSE),
+    ("graphql like GitHub", GITHUB, replace(PAUSE, **OPEN)),
     (
         "graphql with data",
         {"data": {"a": 1}, "errors": [{"message": "x"}]},
@@ -75,8 +93,16 @@ FAULTS: list[tuple[str, Any, Means]] = [
         Means(FailureClass.PROCESSING),
     ),
     ("slack rate", {"ok": False, "error": "ratelimited"}, PAUSE),
+    ("ok false in anybody's words", {"ok": False, "error": "Read timed out."}, DOUBT),
     ("slack channel", {"ok": False, "error": "channel_not_found"}, REFUSED),
     ("error inside", {"error": {"message": "something"}}, DOUBT),
+    ("bulk that hides which", {"errors": True, "items": [STORED]}, DOUBT),
+    ("salesforce tree", {"hasErrors": True, "results": [{"referenceId": "1", "errors": []}]}, DOUBT),
+    ("salesforce error", [{"errorCode": "UNABLE_TO_LOCK_ROW", "message": "x"}], Means(FailureClass.PROCESSING)),
+    ("elasticsearch", {"status": 429, "error": {**BUSY["index"]["error"], "root_cause": []}}, PAUSE),
+    ("kinesis entry", {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "x"}, PAUSE),
+    ("kinesis after a retry", {**ALL_BUSY, "ResponseMetadata": {"RetryAttempts": 1}}, replace(PAUSE, **OPEN)),
+    ("kinesis all busy", {**ALL_BUSY, "ResponseMetadata": {"RetryAttempts": 0}}, PAUSE),
     ("gathered", ["ok", v.http(429, None, {"Retry-After": "3"})], replace(PART, wait=3)),
     ("returned exception", v.http(429, None, {"Retry-After": "3"}), wait(3)),
     ("unchecked response", v.http(429, None, {"Retry-After": "9"}).response, wait(9)),
@@ -91,6 +117,52 @@ def test_p09_an_error_inside_a_success_is_found(value: Any, means: Means) -> Non
     failure = classify_result(value, now=NOW)
     assert failure is not None
     check(failure, means)
+
+
+scalars = st.none() | st.booleans() | st.sampled_from([200, 429, 503, "THROTTLED", "ratelimited", "Throttling", "x"])
+SAID = """
+    error errors code type status statusCode ErrorCode ErrorMessage Code Id SenderFault message extensions data items
+    responses Records FailedRecordCount Failed hasErrors results index body headers success ok userErrors root_cause
+"""
+answers = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=2)
+        | st.dictionaries(st.sampled_from(SAID.split()), inner, min_size=1, max_size=3)
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=100)
+@given(st.dictionaries(st.sampled_from(SAID.split()), answers, max_size=4), st.booleans())
+def test_p03_what_a_function_says_of_its_own_is_never_proof_that_nothing_was_done(
+    said: dict[str, Any], listed: bool
+) -> None:
+    value = {**said, "charge": "ch_1"}
+    failure = classify_result([value] if listed else value, now=NOW)
+    if failure is not None:
+        assert failure.effect is UNKNOWN, failure
+        assert (failure.needs_person, failure.final) == (False, False)
+    read = classify_result(value, effect_kind="read", now=NOW)
+    assert read is None or read.effect is Effect.NOT_APPLIED
+
+
+def test_p06_a_read_that_was_told_to_wait_in_a_value_waits() -> None:
+    said = {"error": {"code": "rate_limit_exceeded", "retry_after": 5}}
+    read = classify_result(said, effect_kind="read", now=NOW)
+    assert read is not None
+    check(read, wait(5))
+    write = classify_result(said, now=NOW)
+    assert write is not None
+    assert not write.pausable
+    assert "raise NotApplied" in write.evidence
+
+
+@pytest.mark.parametrize("family", [results.AWS, results.ELASTIC, results.GRAPH, results.SALESFORCE, results.SHOPIFY])
+def test_p07_a_documented_form_is_that_of_a_family(family: str) -> None:
+    assert family in {known.name for known in FAMILIES}
+    assert results.SLACK in {known.name for known in FAMILIES}
 
 
 @pytest.mark.parametrize(

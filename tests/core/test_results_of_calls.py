@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.message import Message
 from typing import Any
@@ -12,15 +14,20 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psycopg
+import pydantic
 import pytest
+import requests
+import urllib3
 
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import ResultIsError
+from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Order, State
+from demo import vendor_errors as v
 from demo.vendor import Vendor
 from demo.vendor_control import VendorControl
-from tests.core import engine
+from tests.core import batches, engine
 from tests.core.accidents import attempt, record_of
 
 THROTTLED = {
@@ -34,6 +41,71 @@ THROTTLED = {
 }
 BULK = {"errors": True, "items": [{"index": {"status": 201}}, {"index": {"status": 429, "error": {"type": "x"}}}]}
 REFUSED = {"ok": False, "error": "channel_not_found"}
+
+
+@dataclass
+class Charge:
+    id: str
+    error: Any = None
+    status_code: int = 200
+
+
+class Answer(pydantic.BaseModel):
+    id: str
+    error: Any = None
+
+
+def unchecked(status: int, *before: int, retried: str = "") -> requests.Response:
+    """A response that nobody looked at, after those that its client had before it."""
+    answer: requests.Response = v.http(status, None, {"Retry-After": "3"}).response
+    answer.history = [v.http(earlier).response for earlier in before]
+    if retried:
+        timeout = urllib3.exceptions.ReadTimeoutError(None, "/", "timed out")  # type: ignore[arg-type]
+        history = (urllib3.util.retry.RequestHistory("POST", "/", timeout, None, None),)
+        answer.raw = urllib3.HTTPResponse(status=status, retries=urllib3.Retry(0, history=history))
+    return answer
+
+
+SLOW = {"code": "rate_limit_exceeded"}
+WORDS: dict[str, Callable[[], Any]] = {
+    "beside an id": lambda: {"id": "ch_1", "error": SLOW},
+    "nothing else": lambda: {"error": SLOW},
+    "out of credit": lambda: {"id": "ch_1", "error": {"code": "insufficient_quota"}},
+    "a status": lambda: {"id": "ch_1", "status": 429, "error": SLOW},
+    "a status inside": lambda: {"id": "ch_1", "error": {"code": 429}},
+    "declined": lambda: {"id": "ch_1", "error": {"code": 402, "type": "card_declined"}},
+    "Slack's word beside an id": lambda: {"id": "ch_1", "ok": False, "error": "ratelimited"},
+    "not ok": lambda: {"ok": False},
+    "no success": lambda: {"id": "ch_1", "success": False},
+    "in a list": lambda: [{"id": "ch_1", "error": SLOW}],
+    "a status in a list": lambda: [{"id": "ch_1", "status": 429}],
+    "AWS's word in a list": lambda: [{"id": "ch_1", "ErrorCode": "ThrottlingException"}],
+    "no success in a list": lambda: [{"id": "ch_1", "success": False}],
+    "GraphQL": lambda: {"data": None, "errors": [{"message": "x", "extensions": {"code": "RATE_LIMITED"}}]},
+    "GraphQL's words": lambda: {"errors": [{"message": "the mail was refused"}]},
+    "Shopify's code beside an id": lambda: {"id": "ch_1", "errors": THROTTLED["errors"]},
+    "one of two mutations": lambda: {
+        "data": {"pay": {"payment": {"id": "ch_1"}, "userErrors": []}, "tag": {"userErrors": [{"message": "blank"}]}}
+    },
+    "a mutation that did something": lambda: {
+        "data": {"pay": {"payment": {"id": "ch_1"}, "userErrors": [{"message": "no receipt"}]}}
+    },
+    "like Graph's batch": lambda: {"responses": [{"id": "ch_1", "status": 429}]},
+    "like a bulk answer": lambda: {"errors": True, "items": [{"id": "ch_1", "status": 429, "error": SLOW}]},
+    "like SQS": lambda: {"Failed": [{"Id": "1", "Code": "Throttling", "charge": "ch_1"}]},
+    "a dataclass": lambda: Charge("ch_1", error=SLOW),
+    "a dataclass's status": lambda: Charge("ch_1", status_code=429),
+    "a model": lambda: Answer(id="ch_1", error=SLOW),
+    "models in a list": lambda: [Answer(id="ch_1", error=SLOW)],
+    "an error beside an id": lambda: {"id": "ch_1", "mail": v.http(429)},
+    "an error in an item": lambda: [{"id": "ch_1", "error": v.http(429)}],
+    "a model in an item": lambda: [{"id": "ch_1", "error": Answer(id="x", error=SLOW)}],
+    "an error in a list": lambda: ["ch_1", v.http(429)],
+    "an error in a dataclass": lambda: Charge("ch_1", error=v.http(429)),
+    "a response after a redirect": lambda: unchecked(429, 303),
+    "a response after a retry": lambda: unchecked(429, retried="timeout"),
+}
+"""What functions return that had the effect, and something else that was refused."""
 
 
 def order(key: str = "k", **rules: Any) -> Order:
@@ -103,6 +175,46 @@ def test_p09_an_error_inside_a_success_is_booked_as_what_it_means(
     assert isinstance(how, guard.Ended)
     assert isinstance(how.error, ResultIsError)
     assert state(ledger, what) == left
+
+
+def test_p03_a_function_that_returned_is_not_called_again_for_words_in_what_it_returned(
+    ledger: Ledger, vendor: Vendor, vendor_control: VendorControl
+) -> None:
+    for name, value in WORDS.items():
+
+        def pay(value: Callable[[], Any] = value) -> Any:
+            post(vendor.url)
+            return value()
+
+        for _ in range(2):
+            todo = engine.work(order(name), lambda context, pay=pay: context.call("pay", pay))  # type: ignore[misc]
+            how = guard.run(ledger, Leases(None, ledger.installation), todo)
+            assert isinstance(how, guard.Ended), (name, how)
+        assert state(ledger, order(name)) == (State.IN_DOUBT, [CallState.IN_DOUBT]), name
+    assert vendor_control.charges() == len(WORDS)
+    assert all(gate["closed_until"] is None for gate in ledger.gates("shop"))
+
+
+def test_p03_an_item_whose_function_returned_is_not_called_again_for_words_in_what_it_returned(
+    ledger: Ledger, vendor: Vendor, vendor_control: VendorControl
+) -> None:
+    def pay(context: Any, item: dict[str, Any]) -> Any:
+        post(vendor.url)
+        return WORDS[item["id"]]()
+
+    for _ in range(2):
+        batches.run(ledger, batches.invoices(*WORDS), pay)
+    assert batches.states(ledger) == dict.fromkeys(WORDS, "in_doubt")
+    assert vendor_control.charges() == len(WORDS)
+
+
+@pytest.mark.parametrize("value", [lambda: unchecked(429), lambda: unchecked(429, 308), lambda: v.http(429)])
+def test_p06_the_vendors_own_answer_pauses_although_nobody_looked_at_it(
+    value: Callable[[], Any], ledger_url: str, ledger: Ledger
+) -> None:
+    what = order()
+    assert isinstance(attempt(ledger_url, what, lambda context: context.call("pay", value)), guard.Waiting)
+    assert state(ledger, what) == (State.PAUSED, [CallState.PAUSED])
 
 
 def test_p09_a_body_that_swallows_the_error_is_not_done_where_nobody_knows(

@@ -19,7 +19,7 @@ from airflow_runguard.core.failures import evidence, results
 from airflow_runguard.core.failures.answer import RESPONSE, Answer
 from airflow_runguard.core.failures.attempts import SWITCHES, attempts_before
 from airflow_runguard.core.failures.book import Book, installed, with_rules
-from airflow_runguard.core.failures.evidence import Sighting, Via
+from airflow_runguard.core.failures.evidence import ATTEMPT, CAUSE, CONTEXT, ITSELF, MEMBER, NAMED, Sighting
 from airflow_runguard.core.failures.reading import gather, type_key
 from airflow_runguard.core.failures.rule import Family, Rule
 from airflow_runguard.core.failures.waits import is_exhausted, wait_seconds
@@ -36,6 +36,8 @@ __all__ = [
     "decide",
     "hidden_retries",
 ]
+
+NOT_APPLIED, UNKNOWN = Effect.NOT_APPLIED, Effect.UNKNOWN
 
 MIN_FLOOR = 1.0
 """Seconds. A vendor's wait that is shorter, or over already, would only storm it."""
@@ -78,6 +80,7 @@ def classify(
 def classify_result(
     value: object,
     *,
+    effect_kind: str = "write",
     now: datetime | None = None,
     may_be_empty: bool = False,
     rules: Iterable[Rule | Family] = (),
@@ -88,15 +91,25 @@ def classify_result(
     checked, an exception that was returned, and an empty result. Of a bulk answer of which a part was done, the effect
     is ``unknown`` for the whole; ask it of each item to settle them one by one.
 
+    A function that returned may have had its effect and tell of something else that was refused. So of a write,
+    ``not_applied`` is said only of a client's response or exception, which is judged as if it had been raised, and of a
+    value that has a vendor's own documented form.
+
+    :param effect_kind: as in :func:`classify`.
     :param may_be_empty: ``None``, ``""``, ``[]`` and ``{}`` are results as good as others; ``0`` and ``False`` always
         are.
     """
+    writes = effect_kind != "read"
     try:
         book = with_rules(tuple(rules)) if rules else installed()
         found = results.read_result(value, may_be_empty=may_be_empty)
-        return None if found is None else _of_result(found, book, now)
+        if found is None:
+            return None
+        repeated = hidden_retries(value)
+        judged = [_of_fault(fault, book, now, repeated, writes) for fault in found.faults]
+        return judged[0] if len(judged) == 1 and not (found.done or found.partial) else _worst(judged, found, writes)
     except Exception as trouble:
-        return _unreadable("result", trouble, writes=True).failure
+        return _unreadable("result", trouble, writes=writes).failure
 
 
 def decide(
@@ -133,7 +146,7 @@ def hidden_retries(value: object) -> str:
 
 
 def _unreadable(what: str, trouble: Exception, *, writes: bool) -> Decision:
-    effect = Effect.UNKNOWN if writes else Effect.NOT_APPLIED
+    effect = UNKNOWN if writes else NOT_APPLIED
     said = f"the {what} could not be read ({type_key(type(trouble))} while reading it)"
     return Decision(Failure(FailureClass.UNKNOWN, effect, evidence=said))
 
@@ -155,7 +168,7 @@ class _Case:
             return Decision(
                 Failure(
                     FailureClass.UNKNOWN,
-                    Effect.UNKNOWN if writes else Effect.NOT_APPLIED,
+                    UNKNOWN if writes else NOT_APPLIED,
                     evidence=_line(f"no rule knows {outermost.label} (rule unrecognised)", ()),
                 )
             )
@@ -185,7 +198,7 @@ class _Case:
         speaking: set[Sighting] = set()
         for sighting in self.sightings:
             parent = sighting.parent
-            if parent is not None and sighting.via in (Via.CAUSE, Via.MEMBER) and sighting.is_operating_system:
+            if parent is not None and sighting.via in NAMED and sighting.is_operating_system:
                 above = rules.get(parent)
                 if parent in covered or (above is not None and above.names_phase):
                     covered.add(sighting)
@@ -194,12 +207,14 @@ class _Case:
             if rule is not None:
                 rules[sighting] = rule
         # Inside out: a wrapper's word is dropped where something beneath it has spoken.
+        if len(self.sightings) == 1:
+            return rules
         for sighting in reversed(self.sightings):
             here = rules.get(sighting)
             if here is not None and here.wrapper and sighting in speaking:
                 del rules[sighting]
             heard = here is not None or sighting in speaking
-            if heard and sighting.parent and sighting.via in (Via.CAUSE, Via.MEMBER):
+            if heard and sighting.parent and sighting.via in NAMED:
                 speaking.add(sighting.parent)
         return rules
 
@@ -214,19 +229,19 @@ class _Case:
         doubts = [] if voice.spoken_for else [_CONTEXT_ONLY]
         if not self.complete:
             doubts.append(f"there are more than {evidence.MAX_ERRORS} errors around it, not all were read")
-        silent = self._silent()
+        silent = self._silent() if len(self.sightings) > 1 else ()
         for sighting in self.sightings:
             rule = self.rules.get(sighting)
-            if sighting is not voice and rule is not None and rule.effect is not Effect.NOT_APPLIED:
+            if sighting is not voice and rule is not None and rule.effect is not NOT_APPLIED:
                 doubts.append(f"{_PLACE[sighting.via]} {sighting.label}: {rule.says} (rule {rule.name})")
             if sighting in silent:
                 doubts.append(f"{_PLACE[sighting.via]} {sighting.label}, which no rule knows")
             doubts.extend(sighting.attempts.unproven)
             for status in sighting.attempts.statuses:
                 answered = self.book.first(frozenset(), Answer(status))
-                if answered is None or answered.effect is not Effect.NOT_APPLIED:
+                if answered is None or answered.effect is not NOT_APPLIED:
                     doubts.append(f"an earlier attempt or redirect was answered with HTTP {status}")
-        return list(dict.fromkeys(doubts))
+        return list(dict.fromkeys(doubts)) if doubts else doubts
 
     def _silent(self) -> set[Sighting]:
         """Grouped errors and earlier attempts of which neither they nor their causes say anything."""
@@ -234,16 +249,16 @@ class _Case:
         silent: set[Sighting] = set()
         for sighting in reversed(self.sightings):
             if sighting in self.rules or sighting in heard or self._explained(sighting):
-                if sighting.parent is not None and sighting.via in (Via.CAUSE, Via.MEMBER):
+                if sighting.parent is not None and sighting.via in NAMED:
                     heard.add(sighting.parent)
-            elif sighting.via in (Via.MEMBER, Via.ATTEMPT):
+            elif sighting.via in (MEMBER, ATTEMPT):
                 silent.add(sighting)
         return silent
 
     def _explained(self, sighting: Sighting) -> bool:
         """Whether an error further out names the phase, so that this operating system error need not speak."""
         step: Sighting | None = sighting
-        while step is not None and step.is_operating_system and step.via in (Via.CAUSE, Via.MEMBER):
+        while step is not None and step.is_operating_system and step.via in NAMED:
             step = step.parent
             if step is not None and step in self.rules and self.rules[step].names_phase:
                 return True
@@ -256,29 +271,29 @@ class _Case:
 
 
 _PLACE = {
-    Via.ITSELF: "it is itself",
-    Via.CAUSE: "it was caused by",
-    Via.MEMBER: "one of the grouped errors is",
-    Via.ATTEMPT: "an earlier attempt of the client ended with",
-    Via.CONTEXT: "it was raised while handling",
+    ITSELF: "it is itself",
+    CAUSE: "it was caused by",
+    MEMBER: "one of the grouped errors is",
+    ATTEMPT: "an earlier attempt of the client ended with",
+    CONTEXT: "it was raised while handling",
 }
 
 
 def _judge(rule: Rule, label: str, wait: float | None, doubts: list[str], writes: bool) -> Failure:
     """One rule's word, and what the doubts leave of it."""
-    proven = rule.effect is Effect.NOT_APPLIED and not doubts
+    proven = rule.effect is NOT_APPLIED and not doubts
     harmless = proven or not writes
     # A vendor that leaves the effect open and still says when to come back has said that waiting mends it. Whoever acts
     # on it looks at the effect first; a doubt about other attempts is nothing that waiting mends.
     waits = rule.pausable and (wait is not None or not rule.when_told)
-    pausable = waits and (harmless or (rule.effect is Effect.UNKNOWN and not doubts))
+    pausable = waits and (harmless or (rule.effect is UNKNOWN and not doubts))
     said = f"{label}: {rule.says} (rule {rule.name})"
     notes = list(doubts) if writes else []
     if pausable and wait is not None and wait > LONG_WAIT:
         notes.append(f"it asks for a wait of {wait / 86_400:,.0f} days, which the longest pause allowed cuts short")
     return Failure(
         rule.failure_class,
-        Effect.NOT_APPLIED if harmless else Effect.UNKNOWN,
+        NOT_APPLIED if harmless else UNKNOWN,
         pausable=pausable,
         resume_after=wait,
         floor=max(rule.floor or 0.0, MIN_FLOOR) if pausable else None,
@@ -288,29 +303,34 @@ def _judge(rule: Rule, label: str, wait: float | None, doubts: list[str], writes
     )
 
 
-def _of_result(found: results.Found, book: Book, now: datetime | None) -> Failure:
-    """The worst of what stands in a result: doubt before waiting, waiting before a refusal."""
-    if found.error is not None:
-        return _Case(found.error, book, now).decide(writes=True).failure
-    judged: list[Failure] = []
-    for fault in found.faults:
-        if fault.error is not None:
-            judged.append(_Case(fault.error, book, now).decide(writes=True).failure)
-            continue
-        wait = wait_seconds(fault.answer, {}, now)
-        told = wait is not None or is_exhausted(fault.answer.headers)
-        rule = book.first(frozenset(), fault.answer, lambda told=told: told)  # type: ignore[misc]
-        if rule is None or (rule.statuses and rule.effect is Effect.UNKNOWN and (fault.answer.status or 0) < 400):
-            rule = fault.otherwise
-        if rule.pausable and fault.never:
-            rule = results.NEVER
-        judged.append(_judge(rule, fault.label, wait if rule.pausable else None, [], writes=True))
-    return _worst(judged, found)
+_WORDS_ONLY = (
+    "the function returned it and may have done its work: it is nobody's documented form of an answer, and such words "
+    "prove nothing about the effect (raise NotApplied where nothing was done)"
+)
 
 
-def _worst(judged: list[Failure], found: results.Found) -> Failure:
+def _of_fault(fault: results.Fault, book: Book, now: datetime | None, repeated: str, writes: bool) -> Failure:
+    if fault.error is not None:
+        return _Case(fault.error, book, now).decide(writes).failure
+    answer = fault.answer
+    wait = wait_seconds(answer, {}, now)
+    rule = book.first(frozenset(), answer, lambda: wait is not None or is_exhausted(answer.headers))
+    if rule is None or (rule.statuses and rule.effect is UNKNOWN and (answer.status or 0) < 400):
+        rule = fault.otherwise
+    if rule.pausable and fault.never:
+        rule = results.NEVER
+    doubts = [repeated] if repeated else []
+    believed = answer.vendor or rule is fault.otherwise or (fault.answered and book.is_own(rule, answer))
+    if rule.effect is NOT_APPLIED and not believed:
+        doubts.append(_WORDS_ONLY)
+    return _judge(rule, fault.label, wait if rule.pausable else None, doubts, writes)
+
+
+def _worst(judged: list[Failure], found: results.Found, writes: bool) -> Failure:
+    """Of what stands in a result: doubt before waiting, waiting before a refusal."""
     order = (FailureClass.QUOTA, FailureClass.TIMEOUT, FailureClass.UNKNOWN, FailureClass.PROCESSING)
-    unknown = any(failure.effect is not Effect.NOT_APPLIED for failure in judged) or found.done > 0
+    part = found.done > 0 or bool(found.partial)
+    unknown = writes and (part or any(failure.effect is not NOT_APPLIED for failure in judged))
     pausing = [failure for failure in judged if failure.pausable]
     classes = [failure.failure_class for failure in pausing or judged]
     first = next((kind for kind in order if kind in classes), classes[0])
@@ -324,12 +344,12 @@ def _worst(judged: list[Failure], found: results.Found) -> Failure:
         notes.append(found.partial)
     return Failure(
         chosen.failure_class,
-        Effect.UNKNOWN if unknown or found.partial else Effect.NOT_APPLIED,
+        UNKNOWN if unknown else NOT_APPLIED,
         pausable=bool(pausing),
         resume_after=max(waits, default=None),
         floor=max(floors, default=None),
-        needs_person=not (unknown or found.partial or pausing) and any(failure.needs_person for failure in judged),
-        final=not (unknown or found.partial) and all(failure.final for failure in judged),
+        needs_person=not (unknown or pausing) and any(failure.needs_person for failure in judged),
+        final=not unknown and all(failure.final for failure in judged),
         evidence=_line(chosen.evidence, notes),
     )
 

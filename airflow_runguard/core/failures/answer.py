@@ -7,7 +7,7 @@ go to the network: a body that was not read yet stays unread. What the facts mea
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
@@ -32,7 +32,12 @@ MAX_HEADERS = 200
 
 @dataclass(slots=True)
 class Answer:
-    """:param parts: the parsed documents that the answer was read from. :param message: the vendor's own sentences."""
+    """
+    :param message: the vendor's own sentences, in lower case.
+    :param parts: the parsed documents that the answer was read from.
+    :param waits: what they say of a wait (:class:`~airflow_runguard.core.failures.document.Said`).
+    :param vendor: the family whose documented form it has, where that tells.
+    """
 
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -40,6 +45,8 @@ class Answer:
     message: str = ""
     host: str = ""
     parts: tuple[Any, ...] = ()
+    waits: tuple[tuple[str, Any], ...] = ()
+    vendor: str = ""
 
 
 ERROR = names("""
@@ -66,25 +73,27 @@ def answer_of(
         there = gather(response, RESPONSE) if response is not None else {}
     headers = _headers(response, there, have)
     status = _status(error, response, there, types, have)
-    parts = [part for raw in _raw(response, there, have) if raw is not None for part in parsed(raw)]
-    if not types.isdisjoint(_TOLD_IN_TEXT):
-        parts += parsed(document_in_text(text(error)))
+    parts = [document for raw in _raw(response, there, have) if (document := parsed(raw)) is not None]
+    if not types.isdisjoint(_TOLD_IN_TEXT) and (document := document_in_text(text(error))) is not None:
+        parts.append(document)
     if status is None and not parts and not headers and packages(types) <= _SILENT:
         return Answer()
     said = Said()
     for part in parts:
         said.take(part)
     said.attributes(have)
-    said.errortype(headers)
+    if headers:
+        said.errortype(headers)
     if not said.messages:
         said.messages.append(_plain(error, there))
     return Answer(
         status if status is not None or not said.grpc else GRPC_AS_HTTP.get(said.grpc),
         headers,
         frozenset(said.codes),
-        "\n".join(said.messages)[:MAX_TEXT],
+        "\n".join(said.messages)[:MAX_TEXT].lower(),
         _host(there, have) if status is not None or headers else "",
         tuple(parts),
+        tuple(said.waits),
     )
 
 
@@ -92,7 +101,7 @@ def answer_of(
 _SILENT = names("airflow_runguard urllib3 httpcore httpcore2 ssl socket http tenacity")
 
 
-def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "") -> Answer:
+def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str = "", vendor: str = "") -> Answer:
     """Read a parsed body that came with a success, or one item of a bulk answer. Has the code ``inside`` as well."""
     said = Said()
     said.codes.add("inside")
@@ -101,9 +110,11 @@ def answer_in(body: object, headers: Mapping[str, str] | None = None, host: str 
         _inner_status(body),
         headers or {},
         frozenset(said.codes),
-        "\n".join(said.messages)[:MAX_TEXT],
+        "\n".join(said.messages)[:MAX_TEXT].lower(),
         host,
         (body,),
+        tuple(said.waits),
+        vendor,
     )
 
 
@@ -222,17 +233,15 @@ def _headers(response: object, there: Mapping[str, Any], have: Mapping[str, Any]
         sources.append(item(item(response, "ResponseMetadata"), "HTTPHeaders"))
     found: dict[str, str] = {}
     for source in sources:
-        found.update(pairs(source))
+        found.update(lowered(source))
     return found
 
 
-def pairs(headers: object) -> Iterator[tuple[str, str]]:
+def lowered(headers: object) -> dict[str, str]:
+    """Headers under lower-case names, as text."""
+    found: dict[str, str] = {}
     try:
-        listed = list(islice(headers.items(), MAX_HEADERS))  # type: ignore[attr-defined]
-        for name, value in listed:
-            if type(name) is str and type(value) is str:
-                yield name.lower(), value[:MAX_TEXT].strip()
-                continue
+        for name, value in islice(headers.items(), MAX_HEADERS):  # type: ignore[attr-defined]
             if isinstance(name, bytes):
                 name = name.decode("latin-1")
             if isinstance(value, bytes):
@@ -240,9 +249,10 @@ def pairs(headers: object) -> Iterator[tuple[str, str]]:
             elif type(value) is not str:
                 value = text(value) if isinstance(value, str | int | float) else ""
             if isinstance(name, str):
-                yield str.lower(name), value[:MAX_TEXT].strip()
+                found[str.lower(name)] = value[:MAX_TEXT].strip()
     except Exception:
-        return
+        return found
+    return found
 
 
 def _host(there: Mapping[str, Any], have: Mapping[str, Any]) -> str:
@@ -267,27 +277,21 @@ def _host_in(url: str) -> str:
 # -- the body ----------------------------------------------------------------------------------------------------------
 
 
-_BESIDE = ("details", "error_details", "errors")
+_BESIDE: tuple[str, ...] = ("details", "error_details", "errors")
 _BODIES = ("json_body", "body", "http_body", "_body", "content", "data", "_content", *_BESIDE)
 
 
-def _raw(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> Iterator[Any]:
+def _raw(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) -> list[Any]:
     """Wherever clients keep a body, as bytes, text or parsed. Never a property that would read from the network."""
     if there.get("_content"):  # requests and httpx: what was read already; clients keep the same again on the error
-        yield there["_content"]
-        left: tuple[str, ...] = _BESIDE
+        found, left = [there["_content"]], _BESIDE
     elif is_mapping(response):  # botocore
-        yield response
-        left = _BESIDE
+        found, left = [response], _BESIDE
     else:
-        yield there.get("data")  # slack_sdk
-        left = _BODIES
-    for name in left:
-        if name in have:
-            yield have[name]
-    for argument in sequence(have.get("args")):
-        if not isinstance(argument, str | bytes):
-            yield argument
+        found, left = [there.get("data")], _BODIES  # slack_sdk
+    found += [have[name] for name in left if name in have]
+    found += [argument for argument in sequence(have.get("args")) if not isinstance(argument, str | bytes)]
+    return found
 
 
 def _plain(error: object, there: Mapping[str, Any]) -> str:

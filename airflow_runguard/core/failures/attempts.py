@@ -128,14 +128,22 @@ def attempts_before(
             attempts.count(retried, "botocore")
     if "history" in there:
         attempts.history(there["history"], "redirect")
-    for retries in (read(there["raw"], "retries") if "raw" in there else None, there.get("retries")):
-        if retries is not None:
-            attempts.history(read(retries, "history"), "urllib3")
-    for request in (there.get("request"), have.get("request")):
-        retried = item(read(request, "headers"), "x-stainless-retry-count") if request is not None else None
+    if "raw" in there:
+        attempts.history(read(there["raw"], "retries", "history"), "urllib3")
+    if "retries" in there:
+        attempts.history(read(there["retries"], "history"), "urllib3")
+    request = there["request"] if "request" in there else have.get("request")
+    if request is not None:
+        retried = item(read(request, "headers"), "x-stainless-retry-count")
         if retried is not None:
             attempts.count(retried, "anthropic" if any(name.startswith("anthropic.") for name in types) else "openai")
-            break
+    if "errors" in have:
+        attempts.errors.extend(errors(have["errors"]))  # elastic_transport: the attempts before, oldest first
+    if answered and by_themselves and type_key(type(have.get("__cause__"))) in _LOST_FRAMES:
+        for package in sorted(by_themselves):
+            attempts.allowed(None, _BY_THEMSELVES[package])
+    if types.isdisjoint(_ASKED):
+        return attempts
     if "tenacity.RetryError" in types:
         number = integer(read(have.get("last_attempt"), "attempt_number"))
         attempts.count(None if number is None else number - 1, "tenacity")
@@ -147,12 +155,13 @@ def attempts_before(
         attempts.count(None, "urllib3")
     if "botocore.ConnectionError" in types and "botocore" not in witnesses:
         attempts.count(None, "botocore")
-    if "errors" in have:
-        attempts.errors.extend(errors(have["errors"]))  # elastic_transport: the attempts before, oldest first
-    if answered and by_themselves and type_key(type(have.get("__cause__"))) in _LOST_FRAMES:
-        for package in sorted(by_themselves):
-            attempts.allowed(None, _BY_THEMSELVES[package])
     return attempts
+
+
+# Errors that themselves should tell of attempts.
+_ASKED = frozenset(
+    {"tenacity.RetryError", "aiohttp.ClientResponseError", "urllib3.MaxRetryError", "botocore.ConnectionError"}
+)
 
 
 @lru_cache(maxsize=1_024)

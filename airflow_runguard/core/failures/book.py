@@ -35,12 +35,22 @@ class Book:
 
         :param told: whether the vendor says when to come back; asked only where a rule wants to know.
         """
-        marks = self.strong(types, answer.host, frozenset(answer.headers))
+        marks = self.marks(types, answer)
         for rule in self.candidates(types, answer.status, answer.codes, marks):
             said = rule.text is None or rule.text.search(answer.message)
             if said and (rule.told is None or rule.told is told()):
                 return rule
         return None
+
+    def marks(self, types: frozenset[str], answer: Answer) -> frozenset[str]:
+        """The families whose answer it is by its client, host, headers or form."""
+        told = self.strong(types, answer.host, frozenset(answer.headers))
+        return told | {answer.vendor} if answer.vendor else told
+
+    def is_own(self, rule: Rule, answer: Answer) -> bool:
+        """Whether the rule is that of a family whose answer it is, and no word that anybody may use."""
+        marks = self.marks(frozenset(), answer)
+        return any(rule is one for family in self.families if family.name in marks for one in family.rules)
 
     def _candidates(
         self, types: frozenset[str], status: int | None, codes: frozenset[str], marks: frozenset[str]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ MAX_BODY = 256 * 1024
 """Bytes of a body that are parsed; of a larger one nothing, since half a document proves nothing."""
 MAX_TEXT = 4_000
 MAX_NODES = 400
+_LISTS = (list, tuple)
 
 # https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
 GRPC_AS_HTTP: Mapping[str, int] = {
@@ -42,17 +44,13 @@ GRPC_AS_HTTP: Mapping[str, int] = {
 }
 
 
-def parsed(raw: object) -> Iterator[Any]:
-    """The document in a raw body; also each of a short list of documents."""
-    if is_mapping(raw):
-        yield raw
-    elif isinstance(raw, list | tuple):
-        if any(is_mapping(entry) for entry in raw[:MAX_NODES]):
-            yield raw
-    elif isinstance(raw, bytes | bytearray | str) and 1 < len(raw) <= MAX_BODY:
-        document = parsed_text(raw)
-        if document is not None:
-            yield document
+def parsed(raw: object) -> Any:
+    """The document in a raw body: a mapping, or a list with mappings; ``None`` for anything else."""
+    if isinstance(raw, bytes | bytearray | str):
+        return parsed_text(raw) if 1 < len(raw) <= MAX_BODY else None
+    if isinstance(raw, _LISTS):
+        return raw if any(map(is_mapping, raw[:MAX_NODES])) else None
+    return raw if is_mapping(raw) else None
 
 
 def parsed_text(raw: bytes | bytearray | str) -> Any:
@@ -98,19 +96,51 @@ _WRAPPERS = names("""
     violations metadata errorcode cancellationreasons errordetails error_data exception quota_error_details meta body
     response
 """)
+_MAX_CODE = 121
 _CODE = re.compile(r"[\w.:/#-]{1,120}")
 
 
-_LISTS = (list, tuple)
+@lru_cache(maxsize=4_096)
+def _codes(name: str, value: str | int) -> tuple[str, ...]:
+    """What a field's value is to the rules: folded, a number under its field's name."""
+    if isinstance(value, int) or value.isdecimal():
+        number = integer(value)
+        return () if number is None else (f"{fold(name)}={number}",)
+    if not _CODE.fullmatch(value):
+        return ()
+    # com.amazonaws.dynamodb.v20120810#ThrottlingException · ThrottlingException:http://…
+    word = fold(value.rpartition("#")[2].partition(":http")[0])
+    return (word, f"{name}={word}") if name in ("policyname", "category") else (word,)
+
+
+_WAIT_FIELDS = names("""
+    retry_after retryafter retry_after_seconds retryafterseconds retry_after_secs retrydelay retry_after_ms retryafterms
+    cost
+""")
+_CODES, _MESSAGES, _INSIDE, _WAITS = 1, 2, 4, 8
+_KINDS: dict[str, int] = {}
+for _listed, _kind in (
+    (_CODE_FIELDS, _CODES),
+    (_MESSAGE_FIELDS, _MESSAGES),
+    (_WRAPPERS, _INSIDE),
+    (_WAIT_FIELDS, _WAITS),
+):
+    for _name in _listed:
+        _KINDS[_name] = _KINDS.get(_name, 0) | _kind
 _CODE_ATTRIBUTES = names("code type error_code errno sqlstate pgcode reason status")
 
 
 class Said:
-    """The codes and sentences of a document, from the fields where vendors put them."""
+    """What a document says, from the fields where vendors put it: codes, sentences, and how long to wait.
+
+    ``waits`` has the fields that tell of a wait as they stand there, under their names in lower case; a protobuf
+    message under ``""``.
+    """
 
     def __init__(self) -> None:
         self.codes: set[str] = set()
         self.messages: list[str] = []
+        self.waits: list[tuple[str, Any]] = []
         self.grpc = ""
         self.nodes = 0
 
@@ -118,13 +148,14 @@ class Said:
         self.nodes += 1
         if self.nodes > MAX_NODES or depth > 6:
             return
-        if type(part) is not dict:
-            if isinstance(part, _LISTS):
-                for entry in part[:50]:
-                    self.take(entry, depth + 1)
-                return
-            if not is_mapping(part):
-                return
+        if isinstance(part, _LISTS):
+            for entry in part[:50]:
+                self.take(entry, depth + 1)
+            return
+        if not is_mapping(part):
+            if read(part, "retry_delay") is not None:
+                self.waits.append(("", part))
+            return
         try:
             entries = list(islice(part.items(), MAX_NODES))
         except Exception:
@@ -133,57 +164,52 @@ class Said:
             if not isinstance(key, str):
                 continue
             name = str.lower(key)
-            told = isinstance(value, str)
-            if told or isinstance(value, int):
-                if name in _CODE_FIELDS:
+            kind = _KINDS.get(name, 0)
+            if isinstance(value, str | int | float):
+                if kind & _CODES:
                     self.code(name, value)
-                if told and name in _MESSAGE_FIELDS:
+                if kind & _WAITS:
+                    self.waits.append((name, value))
+                if kind & _MESSAGES:
                     self.message(value)
-                elif told and depth and name.endswith("error"):
+                elif depth and name.endswith("error"):
                     self.code(name, value)  # Google Ads: {"errorCode": {"quotaError": "RESOURCE_EXHAUSTED"}}
-            elif name in _WRAPPERS:
+            elif kind & _INSIDE:
                 self.take(value, depth + 1)
                 if name in ("error", "errors") and isinstance(value, list):
                     for entry in value[:50]:
-                        if isinstance(entry, str):
-                            self.message(entry)
+                        self.message(entry)
+            elif kind & _WAITS:
+                self.waits.append((name, value))
 
-    def code(self, name: str, value: str | int) -> None:
-        if isinstance(value, bool):
-            return
-        if isinstance(value, int) or value.isdecimal():
-            number = integer(value)
-            if number is not None:
-                self.codes.add(f"{fold(name)}={number}")
-        elif _CODE.fullmatch(value):
+    def code(self, name: str, value: Any) -> None:
+        if isinstance(value, str):
+            value = str.__str__(value)[:_MAX_CODE]
             if value in GRPC_AS_HTTP and not self.grpc:
                 self.grpc = value
-            # com.amazonaws.dynamodb.v20120810#ThrottlingException · ThrottlingException:http://…
-            word = fold(value.rpartition("#")[2].partition(":http")[0])
-            self.codes.add(word)
-            if name in ("policyname", "category"):
-                self.codes.add(f"{name}={word}")
+        elif isinstance(value, bool) or not isinstance(value, int):
+            return
+        self.codes.update(_codes(name, value))
 
-    def message(self, value: str) -> None:
-        if len(self.messages) < 20 and value:
+    def message(self, value: Any) -> None:
+        if isinstance(value, str) and value and len(self.messages) < 20:
             self.messages.append(value[:MAX_TEXT])
 
     def attributes(self, have: Mapping[str, Any]) -> None:
         """Codes that clients keep beside the body, or instead of it."""
         for name in _CODE_ATTRIBUTES.intersection(have):
-            value = have[name]
-            if isinstance(value, str | int):
-                self.code(name, value)
+            self.code(name, have[name])
         operation = have.get("operation_name")
         if isinstance(operation, str):
             self.codes.add(f"operation={fold(operation[:120])}")
-        first = next(iter(sequence(have.get("args"))), None)
-        if isinstance(first, int):
-            self.code("errno", first)
-        quota = read(have.get("failure"), "errors")  # Google Ads: a protobuf list
-        if quota is not None:
+        for first in sequence(have.get("args")):
+            if isinstance(first, int):
+                self.code("errno", first)
+            break
+        if "failure" in have:  # Google Ads: a protobuf list
+            quota = read(have["failure"], "errors")
             try:
-                for one in islice(quota, 20):
+                for one in islice(quota or (), 20):
                     name = read(one, "error_code", "quota_error", "name")
                     if isinstance(name, str) and name not in ("UNSPECIFIED", "UNKNOWN"):
                         self.codes.add(fold("quotaerror" + name))

@@ -8,7 +8,6 @@ rules), what one answer says (``answer.py``), how long it asks to wait (``waits.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,6 +34,12 @@ class Via(StrEnum):
     """An earlier attempt of the client: must be proven by itself."""
     CONTEXT = "context"
     """Was being handled when the other was raised. May be an unrelated earlier error: can add doubt, never take it."""
+
+
+# Looking up a member of an enumeration costs ten times what a name of the module does, and an error needs dozens.
+ITSELF, CAUSE, MEMBER, ATTEMPT, CONTEXT = Via
+NAMED = (CAUSE, MEMBER)
+SPEAKING = (ITSELF, CAUSE, MEMBER)
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +80,10 @@ def walk(error: BaseException) -> tuple[list[Sighting], bool]:
     """List the error and every error around it, parents first, contexts last; and whether the list is complete."""
     found: list[Sighting] = []
     seen: set[int] = set()
-    named: deque[tuple[BaseException, Via, Sighting | None]] = deque([(error, Via.ITSELF, None)])
-    contexts: deque[tuple[BaseException, Via, Sighting | None]] = deque()
+    named: list[tuple[BaseException, Via, Sighting | None]] = [(error, ITSELF, None)]
+    contexts: list[tuple[BaseException, Via, Sighting | None]] = []
     while named or contexts:
-        current, via, parent = (named or contexts).popleft()
+        current, via, parent = (named or contexts).pop(0)
         if id(current) in seen:
             continue
         if len(found) == MAX_ERRORS:
@@ -86,22 +91,24 @@ def walk(error: BaseException) -> tuple[list[Sighting], bool]:
         seen.add(id(current))
         sighting = _sight(current, via, parent)
         found.append(sighting)
-        for inner in _causes(sighting.have):
-            named.append((inner, Via.CAUSE, sighting))
-        if isinstance(current, BaseExceptionGroup):
-            named.extend([(inner, Via.MEMBER, sighting) for inner in errors(sighting.have.get("exceptions"))])
+        have = sighting.have
+        for inner in _causes(have):
+            named.append((inner, CAUSE, sighting))
+        if "exceptions" in have and isinstance(current, BaseExceptionGroup):
+            for inner in errors(have["exceptions"]):
+                named.append((inner, MEMBER, sighting))
         for inner in sighting.attempts.errors:
-            named.append((inner, Via.ATTEMPT, sighting))
-        context = sighting.have.get("__context__")
+            named.append((inner, ATTEMPT, sighting))
+        context = have.get("__context__")
         if isinstance(context, BaseException):
-            contexts.append((context, Via.CONTEXT, sighting))
+            contexts.append((context, CONTEXT, sighting))
     return found, True
 
 
 def _sight(error: BaseException, via: Via, parent: Sighting | None) -> Sighting:
     cls: Any = type(error)
     types = type_keys(cls)
-    lineage = via in (Via.ITSELF, Via.CAUSE, Via.MEMBER) and (parent is None or parent.spoken_for)
+    lineage = via in SPEAKING and (parent is None or parent.spoken_for)
     have = gather(error, ERROR)
     response = have.get("response")
     there = gather(response, RESPONSE) if response is not None else {}
@@ -123,4 +130,5 @@ def _causes(have: Mapping[str, Any]) -> list[BaseException]:
     named = [have[name] for name in _CAUSES if name in have]
     if "last_attempt" in have:  # tenacity; the method exception() would wait for an unfinished attempt
         named.append(read(have["last_attempt"], "_exception"))
-    return errors([*named, *sequence(have.get("args"))])
+    named += sequence(have.get("args"))
+    return errors(named) if named else []

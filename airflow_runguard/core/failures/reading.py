@@ -35,9 +35,9 @@ def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
     found = {}
     for name in listed:
         try:
-            value = getattr(thing, name, None)
-        except Exception:
-            value = None
+            value = getattr(thing, name)
+        except Exception:  # noqa: S112 - what cannot be read is not there
+            continue
         if value is not None:
             found[name] = value
     return found

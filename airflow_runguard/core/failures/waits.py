@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import partial
 from itertools import islice
 from typing import Any
 
 from airflow_runguard.core.failures.answer import Answer
-from airflow_runguard.core.failures.reading import is_mapping, item, names, read
+from airflow_runguard.core.failures.reading import item, read, text
 
 _NUMBER = re.compile(r"\d{1,14}(\.\d{1,9})?")
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
@@ -32,17 +33,6 @@ SECONDS = (
     "x-ratelimit-reset-after",
     "ratelimit-reset-after",
 )
-BODY_SECONDS = (
-    "retry_after",
-    "retryafter",
-    "retry_after_seconds",
-    "retryafterseconds",
-    "retry_after_secs",
-    "retrydelay",
-)
-BODY_MILLISECONDS = ("retry_after_ms", "retryafterms")
-
-_AROUND = names("error errors details detail parameters innererror extensions metadata quotaerrordetails failures")
 
 
 def wait_seconds(answer: Answer, have: Mapping[str, Any], now: datetime | None) -> float | None:
@@ -51,7 +41,12 @@ def wait_seconds(answer: Answer, have: Mapping[str, Any], now: datetime | None) 
     :param have: attributes of the error that carries the answer.
     """
     start = _Start(answer.headers, now)
-    return next((wait for wait in _told(answer, have, start) if wait is not None), None)
+    wait = _in_headers(answer.headers, start) if answer.headers else None
+    for name, value in answer.waits:
+        wait = _in_body(name, value, start) if wait is None else wait
+    if wait is None:
+        wait = _protobuf(have)
+    return _in_prose(answer.message, start) if wait is None else wait
 
 
 class _Start:
@@ -71,16 +66,13 @@ class _Start:
         return max(0.0, end - start.timestamp())
 
 
-def _told(answer: Answer, have: Mapping[str, Any], start: _Start) -> Iterator[float | None]:
-    headers = answer.headers
-    if headers:
-        yield from (_milliseconds(headers[name]) for name in MILLISECONDS if name in headers)
-        yield from (_span_or_moment(headers[name], start) for name in SECONDS if name in headers)
-        yield _exhausted(headers, start)
-        yield from _vendors(headers)
-    yield _in_bodies(answer.parts, start)
-    yield _protobuf(have)
-    yield _in_prose(answer.message, start)
+def _in_headers(headers: Mapping[str, str], start: _Start) -> float | None:
+    for names, reading in ((MILLISECONDS, _milliseconds), (SECONDS, partial(_span_or_moment, start=start))):
+        for name in names:
+            if name in headers and (wait := reading(headers[name])) is not None:
+                return wait
+    wait = _exhausted(headers, start)
+    return _vendors(headers) if wait is None else wait
 
 
 def _milliseconds(value: str) -> float | None:
@@ -159,54 +151,26 @@ _MINUTES = re.compile(r'"estimated_time_to_regain_access"\s*:\s*(\d{1,6})')
 _AD_ACCOUNT = re.compile(r'"reset_time_duration"\s*:\s*(\d{1,9})')
 
 
-def _vendors(headers: Mapping[str, str]) -> Iterator[float | None]:
+def _vendors(headers: Mapping[str, str]) -> float | None:
     """Meta: minutes inside JSON. https://developers.facebook.com/docs/graph-api/overview/rate-limiting"""
-    if "x-business-use-case-usage" in headers:
-        minutes = max(map(int, _MINUTES.findall(headers["x-business-use-case-usage"])), default=0)
-        yield minutes * 60.0 or None
-    if "x-ad-account-usage" in headers:
-        yield float(max(map(int, _AD_ACCOUNT.findall(headers["x-ad-account-usage"])), default=0)) or None
+    minutes = max(map(int, _MINUTES.findall(headers.get("x-business-use-case-usage", ""))), default=0)
+    seconds = max(map(int, _AD_ACCOUNT.findall(headers.get("x-ad-account-usage", ""))), default=0)
+    return minutes * 60.0 or float(seconds) or None
 
 
-def _in_bodies(parts: tuple[Any, ...], start: _Start) -> float | None:
-    for part in parts:
-        for found in _in_body(part, start, 0):
-            return found
-    return None
+def _in_body(name: str, value: Any, start: _Start) -> float | None:
+    """One of the fields of a document that tell of a wait."""
+    if name == "":
+        return _protobuf_info(value)
+    if name == "cost":
+        return _shopify(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    return _milliseconds(text(value)) if name.endswith("ms") else _span_or_moment(text(value), start)
 
 
-def _in_body(part: Any, start: _Start, depth: int) -> Iterator[float]:
-    if depth > 5:
-        return
-    if isinstance(part, list | tuple):
-        for entry in part[:50]:
-            yield from _in_body(entry, start, depth + 1)
-        return
-    if not is_mapping(part):
-        yield from filter(None, [_protobuf_info(part)])
-        return
-    cost = _shopify(part)
-    if cost is not None:
-        yield cost
-    try:
-        entries = list(islice(part.items(), 100))
-    except Exception:
-        return
-    for key, value in entries:
-        name = key.lower() if isinstance(key, str) else ""
-        if name in BODY_MILLISECONDS and isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-            yield value / 1000
-        elif name in BODY_SECONDS and isinstance(value, int | float | str) and not isinstance(value, bool):
-            found = _span_or_moment(str(value), start)
-            if found is not None:
-                yield found
-        elif name in _AROUND:
-            yield from _in_body(value, start, depth + 1)
-
-
-def _shopify(part: Mapping[Any, Any]) -> float | None:
+def _shopify(cost: object) -> float | None:
     """(requested − available) / restore rate. https://shopify.dev/docs/api/usage/limits#graphql-admin-api-rate-limits"""
-    cost = item(item(part, "extensions"), "cost")
     throttle = item(cost, "throttleStatus")
     wanted, there = item(cost, "requestedQueryCost"), item(throttle, "currentlyAvailable")
     speed = item(throttle, "restoreRate")
@@ -229,13 +193,14 @@ def _protobuf(have: Mapping[str, Any]) -> float | None:
             found = _protobuf_info(one)
             if found is not None:
                 return found
-    try:
-        for failed in islice(read(have.get("failure"), "errors") or (), 20):  # Google Ads
-            found = _protobuf_info(read(failed, "details", "quota_error_details"))
-            if found is not None:
-                return found
-    except Exception:
-        return None
+    if "failure" in have:  # Google Ads
+        try:
+            for failed in islice(read(have["failure"], "errors") or (), 20):
+                found = _protobuf_info(read(failed, "details", "quota_error_details"))
+                if found is not None:
+                    return found
+        except Exception:
+            return None
     return _trailers(have.get("trailing_metadata"))
 
 
@@ -311,25 +276,25 @@ _SPAN = r"\d{1,9}(?:\.\d{1,9})?\s?(?:milliseconds?|ms|seconds?|secs?|s|minutes?|
 _PROSE = re.compile(
     r"(?:retry|try\s+again|try\s+your\s+request\s+again|wait|available|regain\s+access|resets?|retries)\b"
     r"[^.\n]{0,60}?\b(?:after|in|for|within|wait)\s+(?:about\s+|approximately\s+|another\s+)?"
-    rf"((?:{_SPAN}(?:\s*(?:,|and)?\s*)){{1,4}}|(?:\d{{1,9}}(?:\.\d{{1,9}})?(?:ms|h|m|s)){{1,4}})",
-    re.IGNORECASE,
+    rf"((?:{_SPAN}(?:\s*(?:,|and)?\s*)){{1,4}}|(?:\d{{1,9}}(?:\.\d{{1,9}})?(?:ms|h|m|s)){{1,4}})"
 )
-_SPAN_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([a-z]+)", re.IGNORECASE)
+_SPAN_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([a-z]+)")
 _MOMENT = re.compile(
     r"(?:retry|try\s+again|access|resets?)\b[^\n]{0,60}?\b(?:after|at|on|until)\s+"
-    r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:Z|[+-]\d\d:?\d\d)?)",
-    re.IGNORECASE,
+    r"(\d{4}-\d\d-\d\d[t ]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?(?:z|[+-]\d\d:?\d\d)?)"
 )
+_DIGIT = re.compile(r"\d")
 
 
 def _in_prose(message: str, start: _Start) -> float | None:
+    if not _DIGIT.search(message):
+        return None
     found = _PROSE.search(message)
     if found:
         return sum(float(n) * _unit(u) for n, u in _SPAN_PART.findall(found[1]))
     moment = _MOMENT.search(message)
-    return _span_or_moment(moment[1], start) if moment else None
+    return _span_or_moment(moment[1].upper(), start) if moment else None
 
 
 def _unit(word: str) -> float:
-    word = word.lower()
     return _UNITS["ms" if word.startswith(("ms", "milli")) else word[0]]

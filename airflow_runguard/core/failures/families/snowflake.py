@@ -25,13 +25,25 @@ FAMILY = Family(
         rate(
             "snowflake-busy",
             "too many requests or waiting statements for this moment",
-            codes=words("errno=390503 errno=429 code=390503"),
+            # 290000 and the status: what the driver makes of an HTTP answer. The status alone stands in older ones.
+            codes=words("errno=290429 errno=429"),
+        ),
+        open_end(
+            "snowflake-unavailable",
+            "the service is unavailable, which does not say what happened to the statement",
+            codes=words("errno=390503 code=390503 errno=290503"),
+        ),
+        open_end(
+            # Said of any request, also of one that was sent: no answer, a broken connection, retries spent.
+            "snowflake-request-failed",
+            "the driver gave up on the request and does not say in which phase",
+            codes=words("errno=250003 errno=250005"),
         ),
         rate("snowflake-too-many", "too many requests for this moment", types=frozenset({"snowflake.TooManyRequests"})),
         undone(
             "snowflake-not-connected",
             "no connection was established, so the statement never left",
-            codes=words("errno=250001 errno=250003 errno=250005"),
+            codes=words("errno=250001"),
         ),
         undone(
             "snowflake-locked",
