@@ -11,7 +11,7 @@ import requests
 from airflow_runguard.core import conduct
 from airflow_runguard.core.batch import Pause
 from airflow_runguard.core.errors import NotApplied
-from airflow_runguard.core.items import Items, Selection
+from airflow_runguard.core.items import Changed, Items, Selection
 from airflow_runguard.core.record import Completeness, State
 from airflow_runguard.core.work import Applied, Done, Ended, StillUnknown, Waiting
 from demo import vendor_errors as v
@@ -110,6 +110,68 @@ def test_p11_an_item_begun_with_another_payload_is_refused_and_the_others_go_on(
     assert pay.calls == ["a", "b"]
     assert "Begun with another payload, so they were not called: a." in how.message
     assert batches.states(ledger) == {"a": "done", "b": "done"}
+
+
+def test_p11_a_person_accepts_another_payload_what_is_done_answers_to_it_and_the_rest_is_called_with_it(
+    ledger, sql, monkeypatch
+):
+    pay = Counting(b=answered(422), c=NotApplied("declined"), d=requests.ReadTimeout("no answer"))
+    batches.run(ledger, invoices(*"abcd"), pay)
+    sent = dict(pay.keys)
+    pay._does.clear()
+    changed = [{"id": name, "cents": 1} for name in "abcd"]
+    assert batches.run(ledger, changed, pay).value["refused"] == 4
+    line = batches.record(ledger)
+    who: dict[str, Any] = {"actor": "person:ann", "reason": "a field was added"}
+
+    def accept(*names: str, state: str | None = None) -> Changed:
+        chosen = Selection(state, names=names or None)
+        return Items(ledger).accept_payload(line.id, chosen, seen_fence=batches.record(ledger).fence, **who)
+
+    before = books.line(sql, line.id)[0], batches.items(ledger)
+    assert accept("d") == Changed("unknown_effect", 0, 1)
+    assert accept("z").verdict == "no_such_call"
+    assert Items(ledger).accept_payload(line.id, Selection("done"), seen_fence=1, **who).verdict == "moved"
+    assert (books.line(sql, line.id)[0], batches.items(ledger)) == before
+    assert accept(*"bcd") == Changed("ok", 2, 1)
+    assert accept(state="done") == Changed("ok", 1, 0)
+    with monkeypatch.context() as small:
+        small.setattr(conduct, "CHUNK", 1)
+        how = batches.run(ledger, [{"id": "b", "cents": 1}, {"id": "b", "cents": 2}], pay)
+        assert "more than once, with different payloads: b." in how.message
+    assert pay.calls == [*"abcd"]
+    assert accept("b").items == 1
+    assert [event.kind for event in ledger.events(line.id)][-1] == "items_accepted"
+
+    how = batches.run(ledger, changed, pay)
+    assert (how.value["done"], how.value["refused"], how.value["replayed"]) == (3, 1, 1)
+    assert pay.calls == [*"abcd", *"bc"]
+    assert pay.keys["b"] != sent["b"]
+    assert pay.keys["c"] != sent["c"]
+    assert batches.run(ledger, changed, pay).value["refused"] == 1  # what was accepted is bound now, and the old is not
+    assert batches.run(ledger, invoices(*"abcd"), pay).value["refused"] == 3
+    assert pay.calls == [*"abcd", *"bc"]
+
+
+def test_p11_what_is_paused_keeps_its_wait_when_its_new_payload_is_accepted_and_what_runs_is_left(ledger, sql):
+    pay = Counting(a=answered(429, **{"Retry-After": "3600"}))
+    batches.run(ledger, invoices("a"), pay)
+    sent = dict(pay.keys)
+    line = batches.record(ledger)
+    who: dict[str, Any] = {"actor": "person:ann", "reason": "the amount was wrong"}
+    assert Items(ledger).accept_payload(line.id, Selection(names=("a",)), **who).items == 1
+    assert batches.states(ledger) == {"a": "paused"}
+    assert isinstance(batches.run(ledger, [{"id": "a", "cents": 1}], pay), Waiting)
+    books.come_due(sql, line.id)
+    pay._does.clear()
+
+    def pay_and_try_to_accept(context, item):
+        said = Items(ledger).accept_payload(line.id, Selection(names=("a",)), **who)
+        assert said.verdict == "unknown_effect"
+        return pay(context, item)
+
+    assert isinstance(batches.run(ledger, [{"id": "a", "cents": 1}], pay_and_try_to_accept), Done)
+    assert pay.keys["a"] != sent["a"]
 
 
 def test_an_empty_list_is_no_success_unless_it_is_said_to_be(ledger):
