@@ -186,6 +186,18 @@ def test_a_person_settles_and_reopens_selections_of_a_batchs_items(run: Type, as
     assert "Every item of its list happened" in run("explain", "invoices").out
 
 
+def test_a_batch_that_is_done_in_part_says_so_and_one_that_is_done_in_full_says_that(run: Type, ledger: Ledger) -> None:
+    pay = Counting(b=answered(422))
+    batches.run(ledger, batches.invoices(*"ab"), pay, what=batches.order("part"), allow_partial=True)
+    batches.run(ledger, batches.invoices("a"), pay, what=batches.order("full"), allow_partial=True)
+    said = run("explain", "part").out
+    assert "Not every item happened, which its author allows" in said
+    assert "1 of 2 items are done (0 of them before), 1 failed (validation 1)" in said
+    assert "Every item of its list happened" in run("explain", "full").out
+    assert "partial" in run("show", "part").out
+    assert "partial" not in run("show", "full").out
+
+
 def test_p11_a_person_accepts_another_payload_of_items_only_where_the_old_ones_effect_is_known(
     run: Type, ask: Type, ledger: Ledger
 ) -> None:

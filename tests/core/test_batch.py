@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 import requests
 
-from airflow_runguard.core import conduct
+from airflow_runguard.core import calling, conduct
 from airflow_runguard.core.batch import Pause
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.items import Changed, Items, Selection
@@ -298,6 +299,48 @@ def test_p06_a_closed_gate_begins_no_item_and_one_item_s_quota_closes_it_for_all
     other = batches.order("others", gate="stripe")
     assert isinstance(batches.run(ledger, invoices("x"), pay, what=other), Waiting)
     assert pay.calls == ["a", "b"]
+
+
+def test_p06_a_quota_awaits_what_is_under_way_and_waits_for_the_latest_of_the_waits(ledger, open_ledger):
+    together, looking = threading.Barrier(3), open_ledger()
+
+    def pay(context, item):
+        together.wait(60)
+        if item["id"] == "a":
+            return Pause(600, "far too many")
+        with lock:
+            books.wait_until(lambda: batches.states(looking)["a"] == "paused", "the first wait is booked")
+        return Pause(60, "too many") if item["id"] == "b" else "paid"
+
+    lock = threading.Lock()
+    how = batches.run(ledger, invoices(*"abcdef"), pay, concurrency=3)
+    assert isinstance(how, Waiting)
+    assert 590 < (how.seconds or 0) < 610
+    assert batches.states(ledger) == {
+        "a": "paused", "b": "paused", "c": "done", "d": "pending", "e": "pending", "f": "pending",
+    }  # fmt: skip
+
+
+def test_how_far_a_batch_is_stands_in_the_log_and_on_the_record_while_it_runs(ledger, sql, monkeypatch, caplog):
+    monkeypatch.setattr(calling, "TELL_EVERY", 0.01)
+    caplog.set_level("INFO")
+
+    def so_far() -> dict[str, Any]:
+        row = sql.execute("select progress from runguard.record").fetchone()
+        return json.loads(row[0]) if row and row[0] else {}
+
+    def pay(context, item):
+        if item["id"] == "c":
+            books.wait_until(lambda: so_far().get("left") == 2, "it is told how far the batch is")
+        return NotApplied("declined") if item["id"] == "b" else "paid"
+
+    how = batches.run(ledger, invoices(*"abcd"), pay)
+    assert isinstance(how, Ended)
+    line = "1 of 4 items done (0 of them before), 1 failed or in doubt, "
+    assert any(line in told and told.endswith(" s to go.") for told in caplog.messages)
+    assert {name: so_far()[name] for name in ("total", "done", "troubled", "left")} == {
+        "total": 4, "done": 3, "troubled": 1, "left": 0,
+    }  # fmt: skip
 
 
 def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger):
