@@ -124,18 +124,21 @@ def for_items(function: Callable[..., Any], guard: BatchGuard) -> Callable[..., 
             f"{function.__name__} takes no item.",
             "Its first parameter (after `guard`) is the item; the task gets a list.",
         )
-    asynchronous = inspect.iscoroutinefunction(function)
+    asynchronous, name = inspect.iscoroutinefunction(function), rest[0].name
 
     @functools.wraps(function)
-    def wrapper(items: Any, *args: Any, **kwargs: Any) -> None:
+    def wrapper(*args: Any, **kwargs: Any) -> None:
+        by_name = name in kwargs  # as of a mapped task
+        items, others = (kwargs.pop(name), args) if by_name else (args[0], args[1:])
+
         def call(context: ItemContext, item: Any) -> Any:
-            return function(context, item, *args, **kwargs) if takes_guard else function(item, *args, **kwargs)
+            return function(context, item, *others, **kwargs) if takes_guard else function(item, *others, **kwargs)
 
         conduct(_batch(guard, items, call, asynchronous), core.current_guard())
 
     del wrapper.__wrapped__  # else an async function would make an async task of it
     wrapper.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
-    wrapper._items = rest[0].name  # type: ignore[attr-defined]
+    wrapper._items = name  # type: ignore[attr-defined]
     return wrapper
 
 

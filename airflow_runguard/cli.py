@@ -249,7 +249,7 @@ COMMANDS = (
         ),
         changes=True,
     ),
-    Command("accept-payload", "Let the next try bring another payload", (KEY, NAMESPACE), changes=True),
+    Command("accept-payload", "Let the next try bring another payload", (KEY, NAMESPACE, ITEMS), changes=True),
     Command(
         "rename",
         "Give a record another key",

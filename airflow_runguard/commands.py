@@ -268,6 +268,14 @@ def accept_payload(ledger: Ledger, record: Record, *, actor: str, reason: str) -
     return changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
 
 
+def accept_payload_of_items(ledger: Ledger, record: Record, chosen: Selection, *, actor: str, reason: str) -> Data:
+    """:func:`accept_payload` for a selection of a batch's items. What may have happened is left, and counted."""
+    done = Items(ledger).accept_payload(record.id, chosen, seen_fence=record.fence, actor=actor, reason=reason)
+    left = f" Nobody knows whether {done.left} happened, so they were left." if done.left else ""
+    what = f"{done.items} item(s) take whatever payload the next run's list has for them.{left}"
+    return _items_changed(ledger, record, done, what)
+
+
 def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, actor: str, reason: str) -> Data:
     """Give a record another key, and another namespace where one is said."""
     name = keys.identity(ledger.deployment, namespace or record.identity.namespace, new)

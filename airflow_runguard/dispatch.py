@@ -340,6 +340,8 @@ def _with_ledger(
             return commands.repair(ledger, record, state=args.set_state, seen=args.seen, **who)
         case "repair":
             return commands.broken_line(ledger, record)
+        case "accept-payload" if args.items:
+            return commands.accept_payload_of_items(ledger, record, Selection.parse(args.items), **who)
         case "accept-payload":
             return commands.accept_payload(ledger, record, **who)
         case "rename":

@@ -315,6 +315,9 @@ def sentence(event: Event) -> str:
             return f"{event.actor} said of {detail.get('items')} item(s) ({_names(detail)}): {answer}{because}."
         case "items_reopened":
             return f"{event.actor} ordered {detail.get('items')} item(s) anew ({_names(detail)}){because}."
+        case "items_accepted":
+            which = f"{detail.get('items')} item(s) ({_names(detail)})"
+            return f"{event.actor} lets the next list bring another payload for {which}{because}."
         case "reopened":
             return f"{event.actor} ordered it anew, as generation {event.generation}{because}."
         case "payload_accepted":

@@ -82,6 +82,20 @@ def _applied(record: Record, _: Ledger) -> tuple[str, str]:
     )
 
 
+def _unknown_effect(record: Record, _: Ledger) -> tuple[str, str]:
+    if record.calls == "batch" and record.state != "running":
+        return (
+            f"Nobody knows yet whether the old payload of these items of {record.identity} had its effect; a new one "
+            "could be a second charge.",
+            f"Settle them first: `{command('resolve', record.identity, '--items=in_doubt …')}`.",
+        )
+    return (
+        f"{record.identity} is {record.state} and nobody knows yet whether the old payload had its effect; a new one "
+        "could be a second charge.",
+        f"Settle that first: `{command('explain', record.identity)}` says how.",
+    )
+
+
 SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
     "too_early": _too_early,
     "not_in_doubt": _not_in_doubt,
@@ -118,9 +132,5 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         "way from the vendor, who would charge again.",
         f"Let it end first. {_look(r)}",
     ),
-    "unknown_effect": lambda r, _: (
-        f"{r.identity} is {r.state} and nobody knows yet whether the old payload had its effect; a new one could be a "
-        "second charge.",
-        f"Settle that first: `{command('explain', r.identity)}` says how.",
-    ),
+    "unknown_effect": _unknown_effect,
 }

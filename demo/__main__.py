@@ -6,6 +6,7 @@ README's pictures.
 from __future__ import annotations
 
 import argparse
+import random
 import signal
 import sys
 import threading
@@ -36,7 +37,7 @@ def up(options: argparse.Namespace) -> int:
     return 0
 
 
-def run(_: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Every accident on both DAGs; ends with the table, ``.demo/report.json`` and an exit code that says it all."""
     started = time.monotonic()
 
@@ -44,7 +45,8 @@ def run(_: argparse.Namespace) -> int:
         say(f"{time.monotonic() - started:4.0f} s  {line}")
 
     with Ground(HOME / "run", ROOT / "demo" / "dags", tell) as ground:
-        driven = drive_all(ground, tell)
+        tell(f"random moments by seed {options.seed} (the same again: --seed {options.seed})")
+        driven = drive_all(ground, tell, options.seed)
         rows = [one.row() for one in driven]
         tell("all driven; stopping the servers ...")
     for one in driven:
@@ -85,6 +87,9 @@ def main() -> int:
     command.add_argument("--dags", type=Path, default=ROOT / "dags_examples", help="folder with DAG files")
     command.set_defaults(run=up)
     command = commands.add_parser("run", help="drive every accident on a plain and on a guarded DAG, end with a table")
+    command.add_argument(
+        "--seed", type=int, default=random.randrange(10**6), help="decides the moments that are random"
+    )
     command.set_defaults(run=run)
     command = commands.add_parser("pictures", help="take the README's pictures, of a ledger after real accidents")
     command.add_argument("--into", type=Path, default=ROOT / "docs" / "pictures", help="folder of the pictures")

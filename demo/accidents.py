@@ -12,7 +12,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from demo.drive import GUARDED, PATIENCE, PLAIN, Drive, NotDriven
+from demo.batch import Batch, BatchDrive
+from demo.drive import PATIENCE, Drive, NotDriven
 from demo.ground import Ground
 from demo.report import Count, Row
 
@@ -186,22 +187,28 @@ def _nothing(_: Ground | Drive) -> None: ...
 @dataclass(frozen=True)
 class Accident:
     """:param begin, end: what happens on each DAG before and after ``strike``, which befalls both at one moment.
+    :param drive: what it is driven by, on which DAGs.
     :param prepare, mend: what is done to the ground before and after all of it."""
 
     name: str
     invoices: Sequence[str]
     begin: Step
+    drive: type[Drive] = Drive
     prepare: Blow = _nothing
     strike: Blow = _nothing
     end: Step = _nothing
     mend: Blow = _nothing
 
 
-def phases() -> list[list[Accident]]:
-    """All accidents; those of one phase happen at once, on different invoices."""
-    restore = Restore()
+def phases(seed: int = 0) -> list[list[Accident]]:
+    """All accidents; those of one phase happen at once, on different invoices. The longest begins first.
+
+    :param seed: decides the moments that are random.
+    """
+    restore, batch = Restore(), Batch(seed)
     return [
         [
+            Accident("500 charges: 3 x kill -9, a 429 wall", batch.invoices, batch.drive, BatchDrive),
             Accident("task: kill -9 after the charge", ["task-killed"], task_killed),
             Accident("supervisor: kill -9, task lives on", ["supervisor-killed"], supervisor_killed),
             Accident("exception after the charge", ["exception"], exception_after_the_charge),
@@ -250,14 +257,14 @@ class Driven:
 
     def __init__(self, accident: Accident, ground: Ground, say: Callable[[str], None]) -> None:
         self.accident, self.ground, self.say = accident, ground, say
-        self.plain, self.guarded = self._drive(PLAIN), self._drive(GUARDED)
+        self.plain, self.guarded = map(self._drive, accident.drive.DAGS)
         self.trouble = ""
         """Why it could not be driven to its end; '' = it was."""
         self.evidence = ""
 
     def _drive(self, dag_id: str) -> Drive:
-        door = dag_id.removeprefix("billing_")
-        return Drive(
+        door = dag_id.rpartition("_")[2]
+        return self.accident.drive(
             self.ground, dag_id, self.accident.invoices, lambda line: self.say(f"{self.accident.name} · {door}: {line}")
         )
 
@@ -290,17 +297,18 @@ class Driven:
         return Row(self.accident.name, plain, guarded, self.guarded.ledger, self.trouble)
 
 
-def drive_all(ground: Ground, say: Callable[[str], None]) -> list[Driven]:
+def drive_all(ground: Ground, say: Callable[[str], None], seed: int) -> list[Driven]:
     """Every accident, driven as far as it went. Ends early only by an interrupt."""
     ground.control.honour_keys(False)
-    for dag_id in (PLAIN, GUARDED):
+    planned = phases(seed)
+    for dag_id in {dag_id for accidents in planned for one in accidents for dag_id in one.drive.DAGS}:
         ground.airflow.api.wait_dag(dag_id, PATIENCE)
         ground.airflow.api.unpause(dag_id)
     over = threading.Event()
     pool = ThreadPoolExecutor(AT_ONCE)
     try:
         driven = []
-        for accidents in phases():
+        for accidents in planned:
             phase = [Driven(one, ground, lambda line: None if over.is_set() else say(line)) for one in accidents]
             driven += phase
             drive_phase(phase, pool)
@@ -325,7 +333,7 @@ def drive_phase(phase: Sequence[Driven], pool: Executor) -> None:
             one.blow(one.accident.strike)
         everywhere(lambda accident: accident.end)
         for one in phase:
-            one.step(Drive.read_ledger, one.guarded)
+            one.step(lambda drive: drive.read_ledger(), one.guarded)
     finally:
         for one in phase:
             one.accident.mend(one.ground)

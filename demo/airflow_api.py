@@ -208,7 +208,7 @@ class AirflowApi:
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
         try:
-            with _open(urllib.request.Request(self.url + path, data, headers, method=method), timeout=30) as answer:
+            with _open(urllib.request.Request(self.url + path, data, headers, method=method), timeout=120) as answer:
                 return json.loads(answer.read() or b"null")
         except urllib.error.HTTPError as error:
             with error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Any
@@ -31,7 +32,12 @@ class NotDriven(Exception):
 
 
 class Drive:
-    """:param invoices: the business keys of this accident. :param tell: hears what happens, line by line."""
+    """:cvar DAGS: the plain and the guarded one. :cvar patience: seconds until its run must have ended or ask a person.
+    :param invoices: the business keys of this accident.
+    :param tell: hears what happens, line by line."""
+
+    DAGS = (PLAIN, GUARDED)
+    patience = PATIENCE
 
     def __init__(self, ground: Ground, dag_id: str, invoices: Collection[str], tell: Callable[[str], None]) -> None:
         self.ground, self.dag_id, self.invoices, self.tell = ground, dag_id, list(invoices), tell
@@ -45,7 +51,7 @@ class Drive:
 
     @property
     def guarded(self) -> bool:
-        return self.dag_id == GUARDED
+        return self.dag_id == self.DAGS[1]
 
     @property
     def customer(self) -> str:
@@ -53,8 +59,8 @@ class Drive:
 
     def charges(self) -> dict[str, int]:
         """How often each business key was charged."""
-        customers = [effect.customer for effect in self.vendor.effects()]
-        return {invoice: customers.count(f"{self.dag_id}/{invoice}") for invoice in self.invoices}
+        charged = Counter(effect.customer for effect in self.vendor.effects(f"{self.dag_id}/*"))
+        return {invoice: charged[f"{self.dag_id}/{invoice}"] for invoice in self.invoices}
 
     # -- the job and the vendor ------------------------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class Drive:
             state: str = self.api.call("GET", path)["state"]
             return state if state in FINISHED else None
 
-        return wait_for(reached, PATIENCE, f"run {run_id} of {self.dag_id} has ended or asks a person", pause=1.0)
+        return wait_for(reached, self.patience, f"run {run_id} of {self.dag_id} has ended or asks a person", pause=1.0)
 
     def ended(self, run_id: str) -> str:
         """The state in which the run ended. The run's and not its task's: what is cleared between the two is lost
@@ -142,7 +148,7 @@ class Drive:
         :raises NotDriven: it did not end in time; with all that a person needs to find out why.
         """
         try:
-            return self.api.wait_run(self.dag_id, run_id, PATIENCE, pause=1.0)
+            return self.api.wait_run(self.dag_id, run_id, self.patience, pause=1.0)
         except TimeoutError as error:
             raise NotDriven(f"{error} Its task is {self.task(run_id)}.\n{self.evidence()}") from error
 

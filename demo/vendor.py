@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
                 found = [effect for effect in book.effects() if effect.id == identifier]
                 self._answer(Answer(200, asdict(found[0])) if found else refusal(404, "missing", "No such charge."))
             case ["_report"]:
-                self._answer(Answer(200, book.report()))
+                self._answer(Answer(200, book.report(query.get("customer"))))
             case ["_wait"]:
                 arrived, charged, answered = (int(query.get(name, 0)) for name in ("arrived", "charged", "answered"))
                 timeout = float(query.get("timeout", 10))

@@ -45,14 +45,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What happens to ``times`` requests of ``customer`` (None: of anybody).
+    """What happens to ``times`` requests of ``customer`` (None: of anybody; ``batch/*``: of all whose name begins so).
 
     ``then``: ``ok`` · ``slow`` (wait ``seconds``, then charge) · ``stall`` (charge, then wait ``seconds``) · ``status``
     (answer ``status``, ``headers``, ``body``; having ``charged`` or not) · ``drop`` (charge, then close the connection
     without an answer) · ``drop_before`` (close it without charging) · ``wall`` (for ``seconds`` from the first
-    request on, answer each with 429 and how long is left; then as if it had never been there). ``gate_before`` names a
-    gate that holds the request before it charges, ``gate`` one that holds the answer; ``{"release": name}`` opens them.
-    ``saved``: whether a ``status`` answer is kept under the idempotency key; default: 402 is.
+    request on, answer each with 429 and how long is left; then as if it had never been there; one wall for all of
+    ``batch/*``). ``gate_before`` names a gate that holds the request before it charges, ``gate`` one that holds the
+    answer; ``{"release": name}`` opens them. ``saved``: whether a ``status`` answer is kept under the idempotency key;
+    default: 402 is.
     """
 
     then: str = "ok"
@@ -95,6 +96,13 @@ class _UnderKey:
 
     parameters: Any
     answer: Answer | None = None  # None while the first request has not charged yet
+
+
+def meets(wanted: str | None, customer: str) -> bool:
+    """Whether a customer is meant by a name, by ``batch/*`` (all whose name begins so) or by None (anybody)."""
+    if wanted is not None and wanted.endswith("*"):
+        return customer.startswith(wanted[:-1])
+    return wanted in (None, customer)
 
 
 class _Dropped(Exception):
@@ -202,9 +210,10 @@ class Book:
 
     def _next(self, customer: str, *, take: bool) -> Behaviour | None:
         for position, behaviour in enumerate(self._script):
-            if behaviour.customer in (None, customer):
+            if meets(behaviour.customer, customer):
                 if behaviour.then == "wall":
-                    left = self._walls.setdefault(customer, time.time() + behaviour.seconds) - time.time()
+                    ends = self._walls.setdefault(behaviour.customer or customer, time.time() + behaviour.seconds)
+                    left = ends - time.time()
                     if left > 0:
                         return replace(behaviour, status=429, headers={"Retry-After": str(math.ceil(left))})
                     self._script.pop(position)
@@ -242,8 +251,8 @@ class Book:
         """Block until so many requests arrived, charged and were answered; the numbers, and whether it came to that."""
 
         def counts() -> tuple[int, int, int]:
-            requests = [request for request in self._requests if customer in (None, request.customer)]
-            effects = [effect for effect in self._effects if customer in (None, effect.customer)]
+            requests = [request for request in self._requests if meets(customer, request.customer)]
+            effects = [effect for effect in self._effects if meets(customer, effect.customer)]
             return len(requests), len(effects), sum(request.status is not None for request in requests)
 
         def reached() -> bool:
@@ -253,9 +262,10 @@ class Book:
             met = self._changed.wait_for(lambda: self._closed or reached(), timeout) and reached()
             return {"met": met, **dict(zip(("arrived", "charged", "answered"), counts(), strict=True))}
 
-    def report(self) -> dict[str, Any]:
+    def report(self, customer: str | None = None) -> dict[str, Any]:
         with self._changed:
-            return {"effects": [asdict(e) for e in self._effects], "requests": [asdict(r) for r in self._requests]}
+            told = {"effects": self._effects, "requests": self._requests}
+            return {name: [asdict(x) for x in seen if meets(customer, x.customer)] for name, seen in told.items()}
 
 
 def refusal(status: int, code: str, message: str, headers: dict[str, str] | None = None) -> Answer:

@@ -47,7 +47,7 @@ class VendorControl:
         answered: int = 0,
         timeout: float | None = None,
     ) -> None:
-        """Return when so many requests of ``customer`` have arrived, have charged, and were answered.
+        """Return when so many requests of ``customer`` (``batch/*``: of all of them) arrived, charged, were answered.
 
         :raises TimeoutError: it did not come to that; names the numbers.
         """
@@ -61,13 +61,11 @@ class VendorControl:
 
     def effects(self, customer: str | None = None) -> list[Effect]:
         """Charges that happened, oldest first."""
-        effects = [Effect(**item) for item in self._get("/_report")["effects"]]
-        return [effect for effect in effects if customer in (None, effect.customer)]
+        return [Effect(**item) for item in self._report(customer)["effects"]]
 
     def requests(self, customer: str | None = None) -> list[Request]:
         """Charge requests that arrived, in the order of arrival."""
-        requests = [Request(**item) for item in self._get("/_report")["requests"]]
-        return [request for request in requests if customer in (None, request.customer)]
+        return [Request(**item) for item in self._report(customer)["requests"]]
 
     def charges(self, customer: str | None = None) -> int:
         """How often money moved."""
@@ -82,6 +80,10 @@ class VendorControl:
     def reset(self) -> None:
         """Everything forgotten: effects, requests, script, gates, keys. Held requests are dropped."""
         self._post("/reset", {})
+
+    def _report(self, customer: str | None) -> dict[str, Any]:
+        query = {} if customer is None else {"customer": customer}
+        return self._get("/_report?" + urllib.parse.urlencode(query))
 
     def _get(self, path: str, timeout: float = 10.0) -> dict[str, Any]:
         with _open(self.url + path, timeout=timeout) as response:

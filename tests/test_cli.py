@@ -186,6 +186,39 @@ def test_a_person_settles_and_reopens_selections_of_a_batchs_items(run: Type, as
     assert "Every item of its list happened" in run("explain", "invoices").out
 
 
+def test_a_batch_that_is_done_in_part_says_so_and_one_that_is_done_in_full_says_that(run: Type, ledger: Ledger) -> None:
+    pay = Counting(b=answered(422))
+    batches.run(ledger, batches.invoices(*"ab"), pay, what=batches.order("part"), allow_partial=True)
+    batches.run(ledger, batches.invoices("a"), pay, what=batches.order("full"), allow_partial=True)
+    said = run("explain", "part").out
+    assert "Not every item happened, which its author allows" in said
+    assert "1 of 2 items are done (0 of them before), 1 failed (validation 1)" in said
+    assert "Every item of its list happened" in run("explain", "full").out
+    assert "partial" in run("show", "part").out
+    assert "partial" not in run("show", "full").out
+
+
+def test_p11_a_person_accepts_another_payload_of_items_only_where_the_old_ones_effect_is_known(
+    run: Type, ask: Type, ledger: Ledger
+) -> None:
+    changed = [{"id": name, "cents": 1} for name in "abc"]
+    assert isinstance(batches.run(ledger, batches.invoices(*"abc"), Counting(c=TimeoutError("no answer"))), InDoubt)
+    how = batches.run(ledger, changed, Counting())
+    assert isinstance(how, InDoubt)
+    assert "accept-payload 'billing/invoices' --items key=ITEM" in how.message
+    said = ask("accept-payload", "invoices", "--items", "key=c", "--reason", "new price")
+    assert said.code == 1
+    assert "Nobody knows yet whether the old payload of these items" in said.data["error"]
+    assert "resolve billing/invoices --items=in_doubt" in said.data["remedy"]
+    said = ask("accept-payload", "invoices", "--items", "key=a", "--reason", "new price")
+    assert (said.code, said.data["items"], said.data["left"]) == (0, 1, 0)
+    assert "lets the next list bring another payload for 1 item(s) (a): new price" in run("explain", "invoices").out
+    paid = Counting()
+    assert batches.run(ledger, changed, paid).value["refused"] == 2
+    assert paid.calls == []
+    assert ask("accept-payload", "invoices", "--reason", "new price").code == 1  # of the whole record: some is unknown
+
+
 def test_what_is_no_batch_has_no_items(run: Type, ledger: Ledger) -> None:
     books.bring(ledger, State.DONE, engine.order("inv-7"))
     for words in (["items", "inv-7"], ["reopen", "inv-7", "--items", "failed", "--reason", "x"]):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from demo.accidents import phases
+from demo.batch import AT_ONCE, CHARGES, KILLS, Batch
 from demo.report import WIDTH, Count, Row, as_json, as_table, exit_code, summary
 
 GOOD = Row("kill -9", Count.of({"a": 2}), Count.of({"a": 1}), "in doubt → a person: it happened → done")
@@ -65,6 +66,14 @@ def test_the_table_fits_its_width_and_keeps_every_word() -> None:
     words = table.split()
     for row in rows:
         assert all(word in words for word in f"{row.accident} {row.ledger}".split())
+
+
+def test_a_seed_decides_the_random_moments_and_leaves_charges_for_the_last_life_of_the_batch() -> None:
+    for seed in range(200):
+        moments = Batch(seed).charged_before
+        assert moments == Batch(seed).charged_before
+        assert sum(moments) + KILLS * AT_ONCE + 2 < CHARGES
+    assert Batch(1).charged_before != Batch(2).charged_before
 
 
 def test_the_summary_adds_up() -> None:

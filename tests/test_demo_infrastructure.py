@@ -121,6 +121,17 @@ def test_a_behaviour_waits_for_its_customer(vendor: Vendor, vendor_control: Vend
     assert [charge(vendor, "c2")[0] for _ in range(3)] == [500, 500, 200]
 
 
+def test_a_behaviour_may_be_that_of_all_whose_name_begins_so(vendor: Vendor, vendor_control: VendorControl) -> None:
+    vendor_control.script("status", customer="batch/*", status=500, times=2)
+    vendor_control.script("wall", customer="batch/*", seconds=3600)
+    assert [charge(vendor, name)[0] for name in ("batch/1", "other", "batch/2")] == [500, 200, 500]
+    assert [charge(vendor, name)[0] for name in ("batch/1", "batch/3", "batches")] == [429, 429, 200]
+    vendor_control.wait("batch/*", arrived=4, answered=4)
+    assert len(vendor_control.requests("batch/*")) == 4
+    assert vendor_control.charges("batch/*") == 0
+    assert vendor_control.charges() == 2
+
+
 def test_a_gate_holds_the_answer_of_a_charge_that_happened(vendor: Vendor, vendor_control: VendorControl) -> None:
     vendor_control.script(gate="g")
     with ThreadPoolExecutor() as pool:

@@ -329,7 +329,8 @@ class _Conductor(Holding):
         if self._refused:
             parts.append(
                 f"Begun with another payload, so they were not called: {few(self._refused)}. Give other work another "
-                "key, or name the fields that are the order with payload=[…]."
+                "key, or name the fields that are the order with payload=[…]. Where the change is meant, run "
+                f"`airflow runguard accept-payload {name} --items key=ITEM --reason …`."
             )
         message, retry = " ".join(parts), self._mends(summary)
         if not summary["in_doubt"]:

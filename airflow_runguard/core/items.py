@@ -81,7 +81,7 @@ class Count:
 class Changed:
     """What a change of a selection came to. Without ``ok`` nothing was changed.
 
-    :param left: items that were left as they are (too early to say, or their effect happened).
+    :param left: items that were left as they are (too early to say, or their effect happened or may have).
     """
 
     verdict: str
@@ -227,6 +227,19 @@ class Items:
             seen_fence=seen_fence,
             **_selected(chosen),
             again_although_applied=again_although_applied,
+            actor=actor,
+            reason=reason,
+        )
+
+    def accept_payload(
+        self, record_id: int, chosen: Selection, *, actor: str, reason: str, seen_fence: int | None = None
+    ) -> Changed:
+        """Let the next list bring another payload: what is done answers to it, what did not happen is called so."""
+        return self._changed(
+            "accept_items",
+            record_id=record_id,
+            seen_fence=seen_fence,
+            **_selected(chosen),
             actor=actor,
             reason=reason,
         )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 import requests
 
-from airflow_runguard.core import conduct
+from airflow_runguard.core import calling, conduct
 from airflow_runguard.core.batch import Pause
 from airflow_runguard.core.errors import NotApplied
-from airflow_runguard.core.items import Items, Selection
+from airflow_runguard.core.items import Changed, Items, Selection
 from airflow_runguard.core.record import Completeness, State
 from airflow_runguard.core.work import Applied, Done, Ended, StillUnknown, Waiting
 from demo import vendor_errors as v
@@ -110,6 +111,68 @@ def test_p11_an_item_begun_with_another_payload_is_refused_and_the_others_go_on(
     assert pay.calls == ["a", "b"]
     assert "Begun with another payload, so they were not called: a." in how.message
     assert batches.states(ledger) == {"a": "done", "b": "done"}
+
+
+def test_p11_a_person_accepts_another_payload_what_is_done_answers_to_it_and_the_rest_is_called_with_it(
+    ledger, sql, monkeypatch
+):
+    pay = Counting(b=answered(422), c=NotApplied("declined"), d=requests.ReadTimeout("no answer"))
+    batches.run(ledger, invoices(*"abcd"), pay)
+    sent = dict(pay.keys)
+    pay._does.clear()
+    changed = [{"id": name, "cents": 1} for name in "abcd"]
+    assert batches.run(ledger, changed, pay).value["refused"] == 4
+    line = batches.record(ledger)
+    who: dict[str, Any] = {"actor": "person:ann", "reason": "a field was added"}
+
+    def accept(*names: str, state: str | None = None) -> Changed:
+        chosen = Selection(state, names=names or None)
+        return Items(ledger).accept_payload(line.id, chosen, seen_fence=batches.record(ledger).fence, **who)
+
+    before = books.line(sql, line.id)[0], batches.items(ledger)
+    assert accept("d") == Changed("unknown_effect", 0, 1)
+    assert accept("z").verdict == "no_such_call"
+    assert Items(ledger).accept_payload(line.id, Selection("done"), seen_fence=1, **who).verdict == "moved"
+    assert (books.line(sql, line.id)[0], batches.items(ledger)) == before
+    assert accept(*"bcd") == Changed("ok", 2, 1)
+    assert accept(state="done") == Changed("ok", 1, 0)
+    with monkeypatch.context() as small:
+        small.setattr(conduct, "CHUNK", 1)
+        how = batches.run(ledger, [{"id": "b", "cents": 1}, {"id": "b", "cents": 2}], pay)
+        assert "more than once, with different payloads: b." in how.message
+    assert pay.calls == [*"abcd"]
+    assert accept("b").items == 1
+    assert [event.kind for event in ledger.events(line.id)][-1] == "items_accepted"
+
+    how = batches.run(ledger, changed, pay)
+    assert (how.value["done"], how.value["refused"], how.value["replayed"]) == (3, 1, 1)
+    assert pay.calls == [*"abcd", *"bc"]
+    assert pay.keys["b"] != sent["b"]
+    assert pay.keys["c"] != sent["c"]
+    assert batches.run(ledger, changed, pay).value["refused"] == 1  # what was accepted is bound now, and the old is not
+    assert batches.run(ledger, invoices(*"abcd"), pay).value["refused"] == 3
+    assert pay.calls == [*"abcd", *"bc"]
+
+
+def test_p11_what_is_paused_keeps_its_wait_when_its_new_payload_is_accepted_and_what_runs_is_left(ledger, sql):
+    pay = Counting(a=answered(429, **{"Retry-After": "3600"}))
+    batches.run(ledger, invoices("a"), pay)
+    sent = dict(pay.keys)
+    line = batches.record(ledger)
+    who: dict[str, Any] = {"actor": "person:ann", "reason": "the amount was wrong"}
+    assert Items(ledger).accept_payload(line.id, Selection(names=("a",)), **who).items == 1
+    assert batches.states(ledger) == {"a": "paused"}
+    assert isinstance(batches.run(ledger, [{"id": "a", "cents": 1}], pay), Waiting)
+    books.come_due(sql, line.id)
+    pay._does.clear()
+
+    def pay_and_try_to_accept(context, item):
+        said = Items(ledger).accept_payload(line.id, Selection(names=("a",)), **who)
+        assert said.verdict == "unknown_effect"
+        return pay(context, item)
+
+    assert isinstance(batches.run(ledger, [{"id": "a", "cents": 1}], pay_and_try_to_accept), Done)
+    assert pay.keys["a"] != sent["a"]
 
 
 def test_an_empty_list_is_no_success_unless_it_is_said_to_be(ledger):
@@ -236,6 +299,48 @@ def test_p06_a_closed_gate_begins_no_item_and_one_item_s_quota_closes_it_for_all
     other = batches.order("others", gate="stripe")
     assert isinstance(batches.run(ledger, invoices("x"), pay, what=other), Waiting)
     assert pay.calls == ["a", "b"]
+
+
+def test_p06_a_quota_awaits_what_is_under_way_and_waits_for_the_latest_of_the_waits(ledger, open_ledger):
+    together, looking = threading.Barrier(3), open_ledger()
+
+    def pay(context, item):
+        together.wait(60)
+        if item["id"] == "a":
+            return Pause(600, "far too many")
+        with lock:
+            books.wait_until(lambda: batches.states(looking)["a"] == "paused", "the first wait is booked")
+        return Pause(60, "too many") if item["id"] == "b" else "paid"
+
+    lock = threading.Lock()
+    how = batches.run(ledger, invoices(*"abcdef"), pay, concurrency=3)
+    assert isinstance(how, Waiting)
+    assert 590 < (how.seconds or 0) < 610
+    assert batches.states(ledger) == {
+        "a": "paused", "b": "paused", "c": "done", "d": "pending", "e": "pending", "f": "pending",
+    }  # fmt: skip
+
+
+def test_how_far_a_batch_is_stands_in_the_log_and_on_the_record_while_it_runs(ledger, sql, monkeypatch, caplog):
+    monkeypatch.setattr(calling, "TELL_EVERY", 0.01)
+    caplog.set_level("INFO")
+
+    def so_far() -> dict[str, Any]:
+        row = sql.execute("select progress from runguard.record").fetchone()
+        return json.loads(row[0]) if row and row[0] else {}
+
+    def pay(context, item):
+        if item["id"] == "c":
+            books.wait_until(lambda: so_far().get("left") == 2, "it is told how far the batch is")
+        return NotApplied("declined") if item["id"] == "b" else "paid"
+
+    how = batches.run(ledger, invoices(*"abcd"), pay)
+    assert isinstance(how, Ended)
+    line = "1 of 4 items done (0 of them before), 1 failed or in doubt, "
+    assert any(line in told and told.endswith(" s to go.") for told in caplog.messages)
+    assert {name: so_far()[name] for name in ("total", "done", "troubled", "left")} == {
+        "total": 4, "done": 3, "troubled": 1, "left": 0,
+    }  # fmt: skip
 
 
 def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger):

@@ -96,6 +96,24 @@ def test_p02_each_door_has_each_effect_once_and_a_clear_replays_it(airflow, char
         BatchResults(first.result("pay"))["inv-99"]
 
 
+def test_r41_mapped_batches_are_named_by_their_content_and_each_goes_on_by_itself(airflow, charge):
+    airflow.vendor.script("status", customer="inv-4", status=422)
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(key="invoices/{{ args.part }}", item_key="id")
+        def pay(invoice: dict[str, Any], part: str) -> Any:
+            return charge(invoice["id"])["id"]
+
+        pay.expand_kwargs([{"invoice": LIST[:3], "part": "a"}, {"invoice": LIST[3:], "part": "b"}])
+    airflow.run(dag)
+    airflow.run(dag)
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == [
+        item["id"] for item in LIST if item["id"] != "inv-4"
+    ]
+    states = {record.identity.key: record.state for record in airflow.ledger.list(limit=10)}
+    assert states == {"invoices/a": State.DONE, "invoices/b": State.FAILED}
+
+
 def test_a_batch_with_failed_items_fails_gives_its_summary_and_a_retry_calls_only_what_may_mend(airflow, charge):
     airflow.vendor.script("status", customer="inv-2", status=422)
     airflow.vendor.script("status", customer="inv-4", status=503, charged=True)

@@ -16,6 +16,7 @@ from demo.ground import ROOT, Ground
 ASKING = (
     "asking",
     "asking_briefly",
+    "asking_in_a_batch",
     "answered_at_once",
     "booking",
     "submitting",

@@ -15,12 +15,13 @@ import psycopg
 import pytest
 
 from airflow_runguard.core import keys
+from airflow_runguard.core.items import Items
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Record, State
 from demo.airflow_api import ApiError
 from demo.drive import PATIENCE, TASK, WAITS, Drive
 from demo.ground import DEPLOYMENT, Ground
-from demo.processes import wait_for
+from demo.processes import end_all, wait_for
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
 
@@ -74,6 +75,21 @@ class Asked(Drive):
         )
         assert found is not None
         return found
+
+    def until_paused(self, run_id: str) -> None:
+        """Its record waits for quota, and its task has left the worker."""
+        wait_for(
+            lambda: self.record().state is State.PAUSED and self.task(run_id).state in WAITS,
+            PATIENCE,
+            f"{self.invoice} waits for its quota",
+            pause=0.5,
+        )
+
+    def items(self) -> dict[str, int]:
+        """How many items of its batch stand in each state."""
+        record = self.record()
+        counts = self.on_ledger(lambda ledger: Items(ledger).count(record.id, record.generation))
+        return {state: sum(c.items for c in counts if c.state == state) for state in {c.state for c in counts}}
 
     def on_ledger(self, ask: Callable[[Ledger], Any]) -> Any:
         """What the code behind a command does, without a process of its own."""
@@ -267,7 +283,39 @@ def killed_inside_its_transaction(ground: Ground) -> Any:
         return end | {"call": call.state, "rows": sql.execute("select invoice from booked").fetchall()}
 
 
+def a_batch_is_killed_paused_and_asked_about(ground: Ground) -> Any:
+    """Killed with three items charged and not answered; told to wait when it comes back; a person answers at last."""
+    drive = Asked(ground, "batch", "asking_in_a_batch")
+    items = f"{drive.dag_id}/item-*"
+    drive.vendor.script(customer=items, times=4)
+    drive.vendor.script(customer=items, times=3, gate=items)
+    drive.vendor.script("status", customer=items, status=429, headers={"Retry-After": "3600"}, charged=False)
+    run_id = drive.start()
+    drive.vendor.wait(items, charged=7, timeout=PATIENCE)
+    end_all([drive.processes(run_id).task])
+    drive.vendor.release(items)
+    drive.until_paused(run_id)
+    paused = drive.items()
+    drive.runguard("quota", "open", "wall/batch", "--reason=raised by the vendor")
+    drive.until_parked(run_id)
+    parked = drive.items()
+    form = drive.api.form(drive.dag_id, run_id, TASK)
+    drive.answer(run_id, HAPPENED, reason="seen in the portal")
+    end = drive.end(run_id)
+    charged = sorted(effect.customer for effect in drive.vendor.effects(items))
+    requests = len(drive.vendor.requests(items))
+    return end | {
+        "paused": paused,
+        "parked": parked,
+        "form": form,
+        "items": drive.items(),
+        "charged": charged,
+        "requests": requests,
+    }
+
+
 SCENARIOS = (
+    a_batch_is_killed_paused_and_asked_about,
     killed_inside_its_transaction,
     form_says_it_happened,
     form_says_do_it_too_early_then_again,
@@ -379,6 +427,18 @@ def test_p03_killed_inside_its_transaction_it_is_settled_by_its_marker_and_then_
     assert (end["run"], end["tries"], end["record"]) == ("success", 2, "done")
     assert end["rows"] == [("marker",)]
     assert [actor.startswith("caretaker ") for actor in end["actors"]] == [True]
+
+
+def test_p03_p06_a_batch_that_was_killed_and_paused_charges_each_item_once_and_asks_once(after: After) -> None:
+    end = after(a_batch_is_killed_paused_and_asked_about)
+    assert (end["paused"]["in_doubt"], end["paused"]["paused"]) == (3, 1)
+    assert end["parked"] == {"done": 9, "in_doubt": 3}
+    assert end["form"]["subject"] == "Did these 3 items of asking/invoice/batch happen?"
+    assert (end["run"], end["record"], end["kinds"].count("asked")) == ("success", "done", 1)
+    assert end["items"] == {"done": 12}
+    assert end["charged"] == sorted(f"asking_in_a_batch/item-{number}" for number in range(12))
+    assert end["requests"] == 13
+    assert (end["result"]["done"], end["result"]["replayed"], end["result"]["complete"]) == (12, 12, True)
 
 
 def test_p13_where_nobody_answers_the_task_fails_and_people_are_told(after: After) -> None:

@@ -64,6 +64,7 @@ end $$;
 -- Plans a chunk of items, and renews the lease. Says of each: 'work' (it may be called), 'done', 'in_doubt', 'paused',
 -- 'failed' (only a person's reopen sends it again: what was wrong with it is still wrong, or it kills its worker),
 -- 'changed' (begun with another payload: refused, its line as it was), 'conflict' (the list names it twice, differently).
+-- No payload_digest: a person accepted whatever payload comes next, which is bound here.
 -- The record's row is locked, so nobody else writes a line of it meanwhile. Lines are written in key order, and those that
 -- are done are not written at all: that the list named them stands in listed.
 -- The first list is planned before PostgreSQL knows how many lines there are; it would compare each with each.
@@ -93,7 +94,8 @@ begin
     with known as materialized (
         select c.name, c.state, c.claims, c.planned is distinct from p_fence as again,
                c.first_intent_at is null and c.state = 'pending' as fresh,
-               case when c.payload_digest is distinct from t.digest then 'other'
+               c.payload_digest is null as accepted, c.final and c.state in ('pending', 'paused') as bound_anew,
+               case when c.payload_digest <> t.digest then 'other'
                     when c.state = 'failed' then case when c.effect = 'not_applied' and c.claims < p_max_claims
                         and c.failure_class not in ('validation', 'planning') then 'work' else 'failed' end
                     when c.state = 'paused' then case when c.resume_at <= v_now then 'work' else 'paused' end
@@ -105,14 +107,14 @@ begin
          where c.record_id = r.id and c.generation = r.generation and c.name = any (p_names)
     )
     select array_agg(case when k.name is null then 'work'
-                          when k.fresh and k.word = 'other' and not k.again then 'conflict'
+                          when k.word = 'other' and (k.fresh or k.bound_anew) and not k.again then 'conflict'
                           when k.fresh then case when k.claims < p_max_claims then 'work' else 'poison' end
                           when k.word = 'other' then 'changed'
                           when k.word = 'pending' then case when k.claims < p_max_claims then 'work' else 'poison' end
                           else k.word end order by t.place),
            array_agg(t.name) filter (where k.name is null),
            array_agg(t.name) filter (where k.state = 'done' and k.again),
-           coalesce(bool_or(k.state <> 'done' and k.again), false)
+           coalesce(bool_or(k.accepted or (k.state <> 'done' and k.again)), false)
       into v_said, v_new, v_listed, v_again
       from unnest(p_names) with ordinality t (name, place) left join known k on k.name = t.name;
     if v_new is not null then
@@ -124,11 +126,12 @@ begin
         insert into runguard.listed (record_id, fence, names) values (r.id, p_fence, v_listed);
     end if;
     if v_again then
-        update runguard.call c set planned = p_fence,
-               payload_digest = case when c.first_intent_at is null and c.state = 'pending' then t.digest else c.payload_digest end
+        update runguard.call c set planned = case when c.state = 'done' then c.planned else p_fence end,
+               payload_digest = case when c.payload_digest is null or (c.first_intent_at is null and c.state = 'pending')
+                                     then t.digest else c.payload_digest end
           from unnest(p_names, p_digests) t (name, digest)
          where c.record_id = r.id and c.generation = r.generation and c.name = t.name and c.name = any (p_names)
-           and c.state <> 'done' and c.planned is distinct from p_fence;
+           and (c.payload_digest is null or (c.state <> 'done' and c.planned is distinct from p_fence));
     end if;
     if 'poison' = any (v_said) then
         with poison as (
@@ -311,6 +314,49 @@ begin
     if items > 0 then
         perform runguard.book(r, 'items_reopened', p_actor, p_reason, json_build_object('items', items, 'names', v_done[1:100],
             'although_applied', p_again_although_applied)::text);
+    end if;
+    return next;
+end $$;
+
+-- Lets the next list bring another payload for items: one that is done then answers to it, one that provably had no effect
+-- is called with it under a new vendor key. Items whose effect is unknown are left.
+create or replace function runguard.accept_items(
+    p_record_id bigint, p_seen_fence bigint, p_state text, p_class text, p_names text[], p_actor text, p_reason text
+) returns table (verdict text, items integer, early integer) language plpgsql as $$
+#variable_conflict use_column
+declare
+    r         runguard.record;
+    s         record;
+    v_unknown integer;
+    v_done    text[];
+begin
+    select * into s from runguard.look(p_record_id, p_seen_fence);
+    r := s.r;
+    verdict := coalesce(s.refused, case when r.calls <> 'batch' then 'no_batch'
+                                        when r.state = 'running' then 'unknown_effect' end);
+    if verdict is not null then
+        return next;
+        return;
+    end if;
+    select count(*) into v_unknown from runguard.call c
+     where c.record_id = r.id and c.generation = r.generation and runguard.selected(c, p_state, p_class, p_names)
+       and (c.state in ('started', 'in_doubt') or (c.state = 'failed' and c.effect is distinct from 'not_applied'));
+    with changed as (
+        update runguard.call c set payload_digest = null, final = c.state <> 'done',
+               state = case when c.state = 'failed' then 'pending' else c.state end,
+               failure_class = case when c.state <> 'failed' then c.failure_class end,
+               claims = 0
+         where c.record_id = r.id and c.generation = r.generation and runguard.selected(c, p_state, p_class, p_names)
+           and (c.state = 'done' or (c.state in ('failed', 'paused') and c.effect = 'not_applied')
+                or (c.state = 'pending' and c.first_intent_at is not null))
+        returning c.name
+    ) select array_agg(x.name order by x.name) into v_done from changed x;
+    items := coalesce(cardinality(v_done), 0);
+    early := v_unknown;
+    verdict := case when items > 0 then 'ok' when v_unknown > 0 then 'unknown_effect' else 'no_such_call' end;
+    if items > 0 then
+        perform runguard.book(r, 'items_accepted', p_actor, p_reason,
+                              json_build_object('items', items, 'names', v_done[1:100])::text);
     end if;
     return next;
 end $$;

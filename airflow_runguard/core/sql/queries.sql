@@ -365,3 +365,7 @@ select * from runguard.resolve_items(%(record_id)s, %(seen_fence)s::bigint, %(an
 -- name: reopen_items
 select * from runguard.reopen_items(%(record_id)s, %(seen_generation)s::int, %(seen_fence)s::bigint, %(state)s, %(class)s,
     %(names)s::text[], %(again_although_applied)s, %(actor)s, %(reason)s)
+
+-- name: accept_items
+select * from runguard.accept_items(%(record_id)s, %(seen_fence)s::bigint, %(state)s, %(class)s, %(names)s::text[],
+    %(actor)s, %(reason)s)

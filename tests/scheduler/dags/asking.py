@@ -9,13 +9,14 @@ import requests
 from airflow.sdk import dag, get_current_context, task
 from airflow.sdk.execution_time import hitl
 
-from airflow_runguard import GuardContext, Succeeded, guarded_task
+from airflow_runguard import GuardContext, ItemContext, Succeeded, guarded_batch_task, guarded_task
 
 VENDOR = os.environ["RUNGUARD_VENDOR_URL"]
 INVOICE = "{{ dag_run.conf['invoice'] }}"
 
 QUOTA = "wall/{{ args.invoice }}"
 
+rules = {"namespace": "asking", "lease": 6, "max_call_time": 6, "retry_delay": timedelta(seconds=5)}
 together = {
     "schedule": None,
     "start_date": datetime(2026, 1, 1, tzinfo=UTC),
@@ -42,8 +43,7 @@ def charge_it(guard: GuardContext, invoice: str) -> str:
 
 
 def guarded(body=charge_it, **options):
-    rules = {"key": "invoice/{{ args.invoice }}", "namespace": "asking", "lease": 6, "max_call_time": 6}
-    return guarded_task(task_id="charge", retry_delay=timedelta(seconds=5), **rules, **options)(body)
+    return guarded_task(task_id="charge", key="invoice/{{ args.invoice }}", **rules, **options)(body)
 
 
 def answer_at_once(context):
@@ -124,6 +124,17 @@ def submitting():
 
 
 @alone
+def asking_in_a_batch():
+    @guarded_batch_task(
+        task_id="charge", key=f"invoice/{INVOICE}", item_key="id", concurrency=3, quota="wall/batch", retries=9, **rules
+    )
+    def charge(guard: ItemContext, item: dict) -> str:
+        return post_charge(item["id"], guard.idempotency_key)
+
+    charge([{"id": f"item-{number}"} for number in range(12)])
+
+
+@alone
 def under_quota_plain():
     @task(retries=1, retry_delay=timedelta(seconds=2))
     def charge(invoice: str) -> str:
@@ -142,3 +153,4 @@ under_quota_plain()
 answered_at_once()
 booking()
 submitting()
+asking_in_a_batch()
