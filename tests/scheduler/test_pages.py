@@ -7,18 +7,21 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
 from airflow_runguard.core import keys
+from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Effect, Failure, FailureClass, Grant, Holder, Order, Outcome, Settlement, State
 from demo.airflow_api import AirflowApi
 from demo.drive import PATIENCE, TASK
 from demo.ground import DEPLOYMENT, Ground
 from demo.stack import USER, VIEWER
+from tests.core import batches, engine
 from tests.scheduler.test_asking import Asked
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
@@ -288,6 +291,23 @@ def test_a_selection_is_resolved_with_one_answer(page: Page, ledger: Ledger) -> 
     frame.get_by_text("2 resolved.").wait_for()
     states = [next(r.state for r in ledger.list(after=one - 1, limit=1)) for one in ids]
     assert states == [State.FAILED, State.FAILED, State.IN_DOUBT]
+
+
+def test_chosen_items_of_a_batch_are_reopened_and_the_others_stay(page: Page, ledger: Ledger) -> None:
+    what = replace(batches.order(), identity=keys.identity(DEPLOYMENT, "pages", "batch"))
+    pay = batches.Counting(**dict.fromkeys("bcd", NotApplied("no such customer")))
+    batches.run(ledger, batches.invoices(*"abcd"), pay, what=what, work={"holder": engine.holder(dag_id="paging")})
+    frame = page.open(f"?view=record&id={batches.record(ledger, what).id}")
+    for item in "bc":
+        frame.get_by_label(f"Select {item}", exact=True).check()
+    frame.get_by_role("button", name="Reopen 2 selected …").click()
+    dialog = frame.get_by_role("dialog")
+    dialog.get_by_text("under a new vendor key").wait_for()
+    dialog.get_by_label("Reason").fill("the customers are there now")
+    dialog.get_by_role("button", name="Order anew").click()
+    frame.get_by_text("ordered 2 item(s) anew (b, c)").first.wait_for()
+    frame.locator(".call", has_text="pending").nth(1).wait_for()
+    assert batches.states(ledger, what) == {"a": "done", "b": "pending", "c": "pending", "d": "failed"}
 
 
 def test_a_gate_is_closed_and_opened_with_a_reason(page: Page, ledger: Ledger) -> None:
