@@ -187,7 +187,9 @@ def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(air
     airflow.run(dag)
     with create_session() as session:
         ti = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag.dag_id)).one()
-        session.add(Log(event="patch_task_instance", owner="anna", dag_id=dag.dag_id))
+        names = {"dag_id": dag.dag_id, "task_id": ti.task_id, "run_id": ti.run_id}
+        session.add(Log(event="patch_task_instance", owner="anna", **names))
+        session.commit()  # as Airflow's API does, before it acts
         for _ in range(2):
             onlooker.on_task_instance_success(previous_state=None, task_instance=ti)
         session.rollback()

@@ -31,7 +31,7 @@ class Watched:
         self.api.unpause(dag_id)
         self.vendor.script(customer=run_id, gate=run_id)
         self.api.trigger(dag_id, run_id=run_id, logical_date=datetime(2026, 3, day, tzinfo=UTC))
-        self.day = f"2026-03-{day:02}"
+        self.key = f"ld:2026-03-{day:02}"
 
     def charged(self) -> None:
         self.vendor.wait(self.run_id, charged=1, timeout=PATIENCE)
@@ -52,7 +52,7 @@ class Watched:
                     "select e.kind, e.actor, e.reason, r.state, r.needs_person from runguard.event e"
                     " join runguard.record r on r.id = e.record_id"
                     " where r.namespace = %s and starts_with(r.key, %s) and e.kind = %s",
-                    [f"{self.dag_id}.{TASK}", self.day, kind],
+                    [f"{self.dag_id}.{TASK}", self.key, kind],
                 ).fetchone()
 
         return wait_for(find, PATIENCE, f"{kind} of {self.dag_id}, run {self.run_id}, is in the ledger", pause=1.0)
