@@ -37,7 +37,9 @@ export async function show(main, me) {
   await list.more();
   if (tab === "task_instance" && list.rows.size === 1 && !list.next) {
     const [id] = list.rows.keys();
-    window.location.replace(place("record", { id }));
+    window.history.replaceState(null, "", place("record", { id })); // here, so that nothing blinks
+    const record = await import("./record.js");
+    await record.show(main);
     return;
   }
   everySoOften(() => list.again());
