@@ -79,6 +79,8 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
             "A person looks at the line, asks the vendor, and repairs it",
             {"First": command("repair", name)},
         )
+    if record.holder.observes and record.state is not State.RUNNING:
+        return _observed(record, now)
     if record.calls == "batch" and record.state in (State.FAILED, State.PAUSED, State.DONE):
         return _batch(record, now)
     match record.state:
@@ -148,6 +150,35 @@ def _pending(record: Record, calls: Sequence[Call]) -> Standing:
         "A person says what the call gave back; then clear the task",
         give,
     )
+
+
+def _observed(record: Record, now: datetime) -> Standing:
+    """What a guard would keep from happening, nobody keeps from happening here."""
+    unguarded = "Its task is only observed: a retry or a clear of it makes the call again"
+    happened = {"It happened": command("resolve", record.identity, "--happened --result=JSON --reason=…")}
+    match record.state:
+        case State.DONE:
+            return Standing(
+                f"It happened; booked at {when(record.finished_at, now)}. {unguarded}.",
+                "Nobody. Clear the task only if a second effect is meant, until it is guarded",
+            )
+        case State.PENDING | State.PAUSED:
+            return Standing(f"It did not happen, as its task said. {unguarded}.", "The next try or run does")
+        case State.FAILED if record.effect is Effect.NOT_APPLIED:
+            return Standing(f"It did not happen: {_trouble(record)}. {unguarded}.", "The next try or run does")
+        case State.FAILED:
+            return Standing(
+                f"It failed, and it may have happened: {_trouble(record)}. {unguarded}.",
+                "A person, who asks the vendor before the task is cleared",
+                happened,
+            )
+        case _:
+            denied = command("resolve", record.identity, "--did-not-happen --reason=…")
+            return Standing(
+                f"Nobody knows whether it happened: {_trouble(record)}. {unguarded}, although it may have happened.",
+                "A person, who asks the vendor before the task is cleared, and says what is true",
+                {**happened, "It did not happen": denied},
+            )
 
 
 def _running(record: Record, now: datetime) -> Standing:

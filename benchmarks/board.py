@@ -2,8 +2,9 @@
 
 95th percentiles in milliseconds of what people ask: the overview; lists with every kind of filter, from both ends and
 from the middle; one record that has as many items as there are records. Everything that a request pays is in it
-(token, rights, JSON) but the network. ``--rows`` says how full, for example ``--rows 10000000``; the figures of the
-other sizes stay in the file. The ledger is filled as a restore would: the rules of its lines hold (the
+(token, rights, JSON) but the network. ``--rows`` says how full; several sizes (``--rows 1000000 10000000``) lie on one
+server and are asked by turns, so that how they grow can be told from what else the machine does. The figures of other
+sizes stay in the file. The ledger is filled as a restore would: the rules of its lines hold (the
 trigger that checks a line and seals it works), indexes and the roll-up are made afterwards, as one.
 """
 
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -104,8 +106,8 @@ LOUD = """
 """
 
 
-def fill(url: str, rows: int) -> int:
-    """``rows`` records as a month of work leaves them, one of them with as many items; its id."""
+def fill(url: str, rows: int) -> None:
+    """``rows`` records as a month of work leaves them, one of them with as many items (:func:`bulky_one`)."""
     with psycopg.connect(url, autocommit=True) as connection:
         indexes = connection.execute(LATER).fetchall()
         for drop, _ in indexes:
@@ -129,10 +131,10 @@ def fill(url: str, rows: int) -> int:
             [DEPLOYMENT],
         )
         connection.execute("vacuum analyze")
-    return bulky
 
 
 def bulky_one(connection: psycopg.Connection[Any]) -> int:
+    """The record with the items."""
     row = connection.execute("select min(id) from runguard.record where state = 'in_doubt'").fetchone()
     assert row is not None
     return int(row[0])
@@ -178,8 +180,11 @@ def questions(bulky: int, rows: int) -> dict[str, list[tuple[str, dict[str, Any]
     }
 
 
-def client(url: str) -> Callable[[str, dict[str, Any]], None]:
-    """Asks the application in this process, as a user with a token."""
+Ask = Callable[[str, dict[str, Any]], None]
+
+
+def client() -> Callable[[str], Ask]:
+    """Asks the application in this process about one ledger or another, as a user with a token."""
     home = tempfile.mkdtemp(prefix="runguard-bench-airflow-")
     os.environ.update(
         AIRFLOW_HOME=home,
@@ -187,7 +192,6 @@ def client(url: str) -> Callable[[str, dict[str, Any]], None]:
         AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS="ann:admin",
         AIRFLOW__API_AUTH__JWT_SECRET="of the benchmark and long enough for HMAC with SHA-512: sixty-four bytes",
         AIRFLOW__RUNGUARD__DEPLOYMENT=DEPLOYMENT,
-        AIRFLOW_CONN_RUNGUARD_LEDGER=url,
     )
     import logging
 
@@ -199,40 +203,98 @@ def client(url: str) -> Callable[[str, dict[str, Any]], None]:
     from starlette.testclient import TestClient
 
     from airflow_runguard.ui.app import create_app
+    from airflow_runguard.ui.lending import Lender
 
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     token = create_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role="ADMIN"))
-    asked = TestClient(create_app())
+    app = create_app()
+    asked = TestClient(app)
 
-    def ask(path: str, query: dict[str, Any]) -> None:
-        answer = asked.get(path, params=query, headers={"Authorization": f"Bearer {token}"})
-        if answer.status_code != 200:
-            raise RuntimeError(f"{path} {query}: {answer.status_code} {answer.text[:300]}")
+    def of(url: str) -> Ask:
+        lender = Lender()
 
-    return ask
+        def ask(path: str, query: dict[str, Any]) -> None:
+            os.environ["AIRFLOW_CONN_RUNGUARD_LEDGER"], app.state.lender = url, lender
+            answer = asked.get(path, params=query, headers={"Authorization": f"Bearer {token}"})
+            if answer.status_code != 200:
+                raise RuntimeError(f"{path} {query}: {answer.status_code} {answer.text[:300]}")
+
+        return ask
+
+    return of
 
 
-def measure(url: str, bulky: int, rows: int, rounds: int) -> dict[str, float]:
-    ask = client(url)
-    figures = {}
-    for name, asked in questions(bulky, rows).items():
-        seconds: dict[str, list[float]] = {}
-        for number in range(rounds + 1):
-            for path, query in asked:
-                begun = time.perf_counter()
-                ask(path, query)
-                if number:  # the first round warms up
-                    seconds.setdefault(f"{path} {query}", []).append(time.perf_counter() - begun)
-        whole = sorted(one for several in seconds.values() for one in several)
-        figures[name] = whole[int(len(whole) * 0.95)] * 1_000
-        worst = max(seconds, key=lambda question: statistics.median(seconds[question]))
-        print(f"{name:<12} {figures[name]:7.1f} of {limit(name, rows):.0f}; slowest: {worst}", flush=True)
-    return figures
+@dataclass
+class Measured:
+    """The answers' times of one ledger, by question."""
+
+    rows: int
+    ask: Ask
+    questions: dict[str, list[tuple[str, dict[str, Any]]]]
+    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+
+    def once(self, name: str, number: int) -> None:
+        path, query = self.questions[name][number]
+        begun = time.perf_counter()
+        self.ask(path, query)
+        several = self.seconds.setdefault(name, [[] for _ in self.questions[name]])
+        several[number].append(time.perf_counter() - begun)
+
+    def p95(self, name: str) -> float:
+        whole = sorted(one for several in self.seconds[name] for one in several)
+        return whole[int(len(whole) * 0.95)] * 1_000
+
+    def medians(self, name: str) -> list[float]:
+        return [statistics.median(several) * 1_000 for several in self.seconds[name]]
+
+
+def measure(ledgers: dict[int, str], rounds: int) -> list[Measured]:
+    """Question by question, each asked of all ledgers one after the other: what else the machine does is shared."""
+    of = client()
+    all_of_them = []
+    for rows, url in sorted(ledgers.items()):
+        with psycopg.connect(url) as connection:
+            all_of_them.append(Measured(rows, of(url), questions(bulky_one(connection), rows)))
+    for warm in (True, *[False] * rounds):
+        for name, asked in all_of_them[0].questions.items():
+            for number in range(len(asked)):
+                for one in all_of_them:
+                    one.once(name, number)
+        if warm:
+            for one in all_of_them:
+                one.seconds.clear()
+    return all_of_them
+
+
+def told(all_of_them: list[Measured]) -> None:
+    """Each figure; of more than one size also what grew most, beside what it may."""
+    for name in LIMITS:
+        for one in all_of_them:
+            medians = one.medians(name)
+            path, query = one.questions[name][medians.index(max(medians))]
+            said = f"{one.p95(name):7.1f} of {limit(name, one.rows):.0f}; slowest: {path} {query}"
+            print(f"{name:<12} {size(one.rows):>4} {said}", flush=True)
+        first, last = all_of_them[0], all_of_them[-1]
+        if first is last:
+            continue
+        pairs = list(zip(first.medians(name), last.medians(name), strict=True))
+        number = max(range(len(pairs)), key=lambda n: pairs[n][1] / pairs[n][0])
+        (before, after), (path, query) = pairs[number], last.questions[name][number]
+        whole = sum(after for _, after in pairs) / sum(before for before, _ in pairs)
+        print(
+            f"{'':<12} grew by {whole:.2f} (the logarithm by {growth(first.rows, last.rows):.2f}); most, from "
+            f"{before:.1f} to {after:.1f}: {path} {query}",
+            flush=True,
+        )
+
+
+def growth(rows: int, more: int) -> float:
+    return math.log(more) / math.log(rows)
 
 
 def limit(name: str, rows: int) -> float:
-    return LIMITS[name] * max(1.0, math.log10(rows) / 6)
+    return LIMITS[name] * max(1.0, growth(1_000_000, rows))
 
 
 def size(rows: int) -> str:
@@ -242,48 +304,50 @@ def size(rows: int) -> str:
     return str(rows)
 
 
-def keep(target: Path, figures: dict[str, float], rows: int, rounds: int) -> None:
-    """The figures of this size take the place of those that were measured before with as many records."""
+def keep(target: Path, all_of_them: list[Measured], rounds: int) -> None:
+    """The figures of these sizes take the place of those that were measured before with as many records."""
     kept = json.loads(target.read_text()) if target.exists() else {}
     how = kept.pop("how", {})
-    for name, value in figures.items():
-        kept[name.replace("_ms", f"_{size(rows)}_ms")] = round(value, 1)
-    how[size(rows)] = {
-        "rows": rows,
-        "rounds": rounds,
-        "limits": {name: round(limit(name, rows), 1) for name in LIMITS},
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cores": os.cpu_count(),
-    }
+    for one in all_of_them:
+        for name in LIMITS:
+            kept[name.replace("_ms", f"_{size(one.rows)}_ms")] = round(one.p95(name), 1)
+        how[size(one.rows)] = {
+            "rows": one.rows,
+            "rounds": rounds,
+            "limits": {name: round(limit(name, one.rows), 1) for name in LIMITS},
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "cores": os.cpu_count(),
+            "asked_by_turns_with": [size(other.rows) for other in all_of_them if other is not one],
+        }
     target.write_text(json.dumps({**kept, "how": how}, indent=2) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.board", description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--url", help="a ledger that was filled before")
+    parser.add_argument("--url", nargs="+", help="ledgers that were filled before, one for each of --rows")
     given = parser.parse_args()
     if given.url:
-        with psycopg.connect(given.url) as connection:
-            bulky = bulky_one(connection)
-        figures = measure(given.url, bulky, given.rows, given.rounds)
+        measured = measure(dict(zip(given.rows, given.url, strict=True)), given.rounds)
     else:
         with (
             tempfile.TemporaryDirectory(prefix="runguard-bench-") as directory,
             Postgres(Path(directory), settings=QUICKLY) as postgres,
         ):
-            url = postgres.create_database("full")
-            upgrade(url, deployment=DEPLOYMENT)
-            print(f"Filling a ledger with {given.rows:,} records …", flush=True)
-            begun = time.monotonic()
-            bulky = fill(url, given.rows)
-            print(f"Filled in {time.monotonic() - begun:.0f} s.", flush=True)
-            figures = measure(url, bulky, given.rows, given.rounds)
+            ledgers = {rows: postgres.create_database(f"full_{rows}") for rows in given.rows}
+            for rows, url in ledgers.items():
+                upgrade(url, deployment=DEPLOYMENT)
+                print(f"Filling a ledger with {rows:,} records …", flush=True)
+                begun = time.monotonic()
+                fill(url, rows)
+                print(f"Filled in {time.monotonic() - begun:.0f} s.", flush=True)
+            measured = measure(ledgers, given.rounds)
+    told(measured)
     target = Path(__file__).with_name("board.json")
-    keep(target, figures, given.rows, given.rounds)
+    keep(target, measured, given.rounds)
     print(f"Written to benchmarks/{target.name}.")
-    return int(any(figures[name] > limit(name, given.rows) for name in LIMITS))
+    return int(any(one.p95(name) > limit(name, one.rows) for one in measured for name in LIMITS))
 
 
 if __name__ == "__main__":

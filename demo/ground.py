@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -33,10 +33,19 @@ class Ground:
     :param dags_folder: what Airflow runs; its tasks find the vendor's address in ``RUNGUARD_VENDOR_URL``.
     :param say: hears what is being done, line by line.
     :param port: of Airflow's web page; default: a free one.
+    :param env: further environment variables of Airflow.
     """
 
-    def __init__(self, home: Path, dags_folder: Path, say: Callable[[str], None], port: int | None = None) -> None:
+    def __init__(
+        self,
+        home: Path,
+        dags_folder: Path,
+        say: Callable[[str], None],
+        port: int | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self.home, self.dags_folder, self.say, self.port = home.resolve(), dags_folder, say, port
+        self.env = dict(env or {})
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -61,6 +70,7 @@ class Ground:
                 "RUNGUARD_VENDOR_URL": self.vendor.url,
                 "AIRFLOW_CONN_RUNGUARD_VENDOR": self.vendor.url,
                 "AIRFLOW_CONN_SHOP_DB": shop,
+                **self.env,
             }
             self.airflow = AirflowStack(self.home / "airflow", self.dags_folder, self.port, environment)
             stack.enter_context(self.airflow)

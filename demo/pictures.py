@@ -99,7 +99,7 @@ def looking(ground: Ground, theme: str, size: Any = None) -> Iterator[Callable[[
         def take(place: str, target: Path) -> None:
             page.goto(f"{ground.airflow.url}/plugin/runguard/runguard/ui/{place}")
             page.frame_locator('iframe[title="Ledger"]').locator("body[data-ready]").wait_for()
-            page.wait_for_load_state("networkidle")
+            page.wait_for_function("[...document.images].every((image) => image.complete)")  # the pages ask for ever
             page.screenshot(path=target)
 
         yield take

@@ -48,6 +48,7 @@ _SETTINGS = {
     "SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "15",  # what a killed scheduler left behind
     "SCHEDULER__TRIGGER_TIMEOUT_CHECK_INTERVAL": "5",
     "WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
+    "WORKERS__EXECUTION_API_TIMEOUT": "60",  # after 5 s, a task of a busy machine fails before it begins
     "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
     "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "20",
     "DAG_PROCESSOR__PARSING_PROCESSES": "2",

@@ -160,6 +160,10 @@ class Payload:
     readable: Mapping[str, Any] = field(default_factory=dict)
 
 
+OBSERVER = "observed:"
+"""What the nonce of one that only observes begins with: it holds nothing up, and settles only what observers held."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Who works on a record: one attempt of one task instance, in one process.
@@ -177,6 +181,11 @@ class Holder:
     map_index: int = -1
     host: str = ""
     pid: int = 0
+
+    @property
+    def observes(self) -> bool:
+        """Nothing held this attempt up: whatever the ledger says, Airflow runs such a task again."""
+        return self.nonce.startswith(OBSERVER)
 
     def __str__(self) -> str:
         where = f"{self.host}:{self.pid}" if self.host else "an unnamed process"

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from airflow_runguard.core.record import (
+    OBSERVER,
     Call,
     CallState,
     Claim,
@@ -31,9 +32,6 @@ from airflow_runguard.core.record import (
     Verdict,
 )
 from airflow_runguard.core.series import Before, Place
-
-OBSERVER = "observed:"
-"""What the nonce of one that only observes begins with: it holds nothing up, and settles only what observers held."""
 
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""

@@ -37,8 +37,6 @@ router = APIRouter()
 WINDOWS = {"24h": ("hour", timedelta(hours=24)), "7d": ("day", timedelta(days=7)), "30d": ("day", timedelta(days=30))}
 SHOWN = 10
 """Records that the overview lists of each kind."""
-LOOKS = 10
-"""Answers after which no further doubtful call is looked for among the calls of one record."""
 
 
 def storable(text: str) -> str:
@@ -281,13 +279,7 @@ def _telling(board: Board, value: Record) -> list[Call]:
     asked = "in_doubt" if value.state is State.IN_DOUBT else "done" if value.state is State.PENDING else None
     if asked is None:
         return []
-    after: str | None = ""
-    for _ in range(LOOKS):
-        page = board.calls_of(value.id, value.generation, state=asked, after=after or "", limit=20)
-        if page.rows or page.after is None:
-            return [call_of(row) for row in page.rows]
-        after = page.after
-    return []
+    return [call_of(row) for row in board.calls_of(value.id, value.generation, state=asked, limit=20).rows]
 
 
 class WantedCalls(BaseModel):

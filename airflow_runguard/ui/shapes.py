@@ -117,7 +117,9 @@ def call(board: Board, record: Record, row: Mapping[str, Any], renamed: Sequence
         "evidence": one.evidence,
         "external_id": one.external_id,
         "result_missing": one.result_missing,
-        "vendor_key": keys.vendor_key(board.installation, name, one.name, one.generation, one.attempt),
+        "vendor_key": None  # who only observes hands none over
+        if record.holder.observes
+        else keys.vendor_key(board.installation, name, one.name, one.generation, one.attempt),
     }
     if hide is not None:
         shown["intent"] = hide(dict(one.intent))
@@ -129,6 +131,7 @@ def record(row: Mapping[str, Any], value: Record, calls: Sequence[Call], hide: H
     stands = words.standing(value, calls, row["now"])
     shown = {
         **line(row),
+        "observed": value.holder.observes,
         "why": stands.why,
         "who": stands.who,
         "commands": dict(stands.commands),

@@ -116,6 +116,22 @@ def test_a_search_that_finds_little_says_how_far_it_looked_and_goes_on_from_ther
         assert answers < 100
 
 
+def test_the_one_item_in_doubt_among_many_is_found_at_once(
+    ledger: Ledger, sql: SQL, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_runguard.core.board.BUDGET", 3)
+    held = books.enter(ledger, engine.order("items", calls="explicit"))
+    for number in range(30):
+        held.intent(f"item-{number:02}")
+        held.outcome(f"item-{number:02}", failure=books.UNKNOWN if number == 29 else None)
+    page = board.calls_of(held.id, 1, state="in_doubt")
+    assert ([row["name"] for row in page.rows], page.after) == (["item-29"], None)
+    page = board.calls_of(held.id, 1, state="failed")
+    assert (page.rows, page.after) == ([], "item-11")
+    page = board.calls_of(held.id, 1, after="item-27")
+    assert ([row["name"] for row in page.rows], page.after) == (["item-28", "item-29"], None)
+
+
 @pytest.mark.parametrize(
     ("prefix", "end"),
     [("a", "b"), ("ab", "ac"), ("a\U0010ffff", "b"), ("\U0010ffff", None), ("\ud7ff", "\ue000"), ("", None)],

@@ -14,6 +14,7 @@ from airflow.sdk.listener import get_listener_manager
 
 from airflow_runguard import guarded_task, ledger_callbacks, onlooker
 from airflow_runguard.core.record import State
+from airflow_runguard.explain import standing
 from tests.doors.conftest import DAY
 
 
@@ -38,6 +39,11 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     manager.clear()
 
 
+def stands(airflow: Any) -> str:
+    """What people are told of the record."""
+    return standing(airflow.record(), airflow.ledger.calls(airflow.record().id), airflow.ledger.check()["now"]).why
+
+
 @pytest.fixture
 def real(airflow, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in production: all that runs is real work, and every DAG is listened to."""
@@ -56,6 +62,7 @@ def test_callbacks_book_a_task_and_note_its_second_run(airflow, charge, caplog):
     assert (second.state, airflow.vendor.charges()) == ("success", 2)
     assert airflow.record().state is State.DONE
     assert airflow.kinds() == ["observed_started", "observed_done", "observed_again", "observed_again"]
+    assert "a retry or a clear of it makes the call again" in stands(airflow)
     assert "Under a guard, this would have been a duplicate of" in caplog.text
 
 
@@ -187,7 +194,9 @@ def test_what_a_person_tells_airflow_is_noted_and_the_ledger_keeps_its_truth(air
     airflow.run(dag)
     with create_session() as session:
         ti = session.scalars(select(TaskInstance).where(TaskInstance.dag_id == dag.dag_id)).one()
-        session.add(Log(event="patch_task_instance", owner="anna", dag_id=dag.dag_id))
+        names = {"dag_id": dag.dag_id, "task_id": ti.task_id, "run_id": ti.run_id}
+        session.add(Log(event="patch_task_instance", owner="anna", **names))
+        session.commit()  # as Airflow's API does, before it acts
         for _ in range(2):
             onlooker.on_task_instance_success(previous_state=None, task_instance=ti)
         session.rollback()

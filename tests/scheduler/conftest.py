@@ -33,7 +33,8 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     dags = tmp_path_factory.mktemp("dags")
     for folder in (ROOT / "demo" / "dags", Path(__file__).parent / "dags"):
         shutil.copytree(folder, dags, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    with Ground(tmp_path_factory.mktemp("ground"), dags, lambda _: None) as running:
+    seen = {"AIRFLOW__RUNGUARD__OBSERVE_DAGS": "watched", "AIRFLOW__RUNGUARD__OBSERVE_TIMEOUT": "60"}
+    with Ground(tmp_path_factory.mktemp("ground"), dags, lambda _: None, env=seen) as running:
         running.control.honour_keys(False)
         running.airflow.api.wait_dag(GUARDED, PATIENCE)
         running.airflow.api.unpause(GUARDED)

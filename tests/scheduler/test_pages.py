@@ -7,18 +7,21 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import psycopg
 import pytest
 
 from airflow_runguard.core import keys
+from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Effect, Failure, FailureClass, Grant, Holder, Order, Outcome, Settlement, State
 from demo.airflow_api import AirflowApi
 from demo.drive import PATIENCE, TASK
 from demo.ground import DEPLOYMENT, Ground
 from demo.stack import USER, VIEWER
+from tests.core import batches, engine
 from tests.scheduler.test_asking import Asked
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
@@ -158,10 +161,15 @@ def test_a_filter_leads_to_its_records_and_can_be_shared_as_a_link(page: Page, l
     frame = page.open("?view=records")
     frame.get_by_label("Key begins with").fill("filtered/")
     frame.get_by_role("button", name="Filter").click()
+    frame.get_by_text("1 record", exact=True).wait_for()
     frame.locator("a.key", has_text="filtered/one").wait_for()
-    assert frame.locator("table.list tbody tr").count() == 1
+    page.page.evaluate("localStorage.setItem('timezone', JSON.stringify('Asia/Tokyo'))")
     frame = page.open("?view=records&key_prefix=filtered%2F&state=done")
     frame.get_by_text("No record fits.").wait_for()
+    frame = page.open("?view=records&key_prefix=filtered%2F")
+    changed = frame.locator("table.list time").first
+    assert changed.inner_text().endswith((" ago", "now"))
+    assert "(Asia/Tokyo)" in changed.get_attribute("title")
 
 
 def test_new_records_are_announced_and_changed_ones_change_where_they_stand(page: Page, ledger: Ledger) -> None:
@@ -290,6 +298,30 @@ def test_a_selection_is_resolved_with_one_answer(page: Page, ledger: Ledger) -> 
     assert states == [State.FAILED, State.FAILED, State.IN_DOUBT]
 
 
+def test_chosen_items_of_a_batch_are_reopened_and_the_others_stay(page: Page, ledger: Ledger) -> None:
+    what = replace(batches.order(), identity=keys.identity(DEPLOYMENT, "pages", "batch"))
+    pay = batches.Counting(**dict.fromkeys("bcd", NotApplied("no such customer")))
+    many = [f"x{number:03}" for number in range(300)]
+    work = {"holder": engine.holder(dag_id="paging")}
+    batches.run(ledger, batches.invoices(*"abcd", *many), pay, what=what, work=work)
+    frame = page.open(f"?view=record&id={batches.record(ledger, what).id}")
+    frame.get_by_text("200 and more").wait_for()
+    assert frame.locator(".inner .call").count() < 60, "only what is in sight is drawn"
+    frame.get_by_role("button", name="Copy rg1-").first.click()
+    frame.get_by_text("Copied.").wait_for()
+    for item in "bc":
+        frame.get_by_label(f"Select {item}", exact=True).check()
+    frame.get_by_role("button", name="Reopen 2 selected …").click()
+    dialog = frame.get_by_role("dialog")
+    dialog.get_by_text("under a new vendor key").wait_for()
+    dialog.get_by_label("Reason").fill("the customers are there now")
+    dialog.get_by_role("button", name="Order anew").click()
+    frame.get_by_text("ordered 2 item(s) anew (b, c)").first.wait_for()
+    frame.locator(".call", has_text="pending").nth(1).wait_for()
+    states = batches.states(ledger, what)
+    assert [states[item] for item in "abcd"] == ["done", "pending", "pending", "failed"]
+
+
 def test_a_gate_is_closed_and_opened_with_a_reason(page: Page, ledger: Ledger) -> None:
     frame = page.open("?view=gates")
     frame.get_by_role("button", name="Close a gate …").click()
@@ -311,6 +343,7 @@ def test_a_viewer_has_no_buttons_that_change_something(browser: Any, ground: Gro
     page = Page(browser, ground, VIEWER)
     frame = page.open(f"?view=record&id={record_id}")
     frame.get_by_text("Nobody knows whether it happened").first.wait_for()
+    frame.get_by_text("Airflow has no such task instance any more").wait_for()
     assert frame.locator("button", has_text="…").count() == 0
     for place in ("?view=records&namespace=pages", "?view=gates"):
         frame = page.open(place)

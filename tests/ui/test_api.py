@@ -35,7 +35,9 @@ def test_the_overview_counts_paused_as_paused_doubt_by_itself_and_says_what_is_a
     for number, state in enumerate((State.PAUSED, State.PAUSED, State.FAILED, State.IN_DOUBT, State.DONE, State.DONE)):
         put(ledger, f"invoice/{number}", state, amount=Decimal("12.50"), currency="EUR")
     books.enter(ledger, order("invoice/running"), engine.holder(dag_id="bill"))
+    ledger.count_prevented("billing")
     seen = api.as_("vic").see("overview")
+    assert seen["replayed"] == 1
     counted = {(c["state"], c["failure_class"]): (c["n"], c.get("currency"), c.get("amount")) for c in seen["counts"]}
     assert counted == {
         ("paused", "quota"): (2, "EUR", "25.00"),

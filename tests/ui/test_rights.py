@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
+from airflow_runguard.plugin import RunguardPlugin
 from tests.ui.conftest import Api, put
 from tests.ui.rights import ROLES
 
+STATIC = files("airflow_runguard.ui") / "static"
 SHELL = {"/", "/ui", "/ui/"}
 """Without data, so that a session that ended can say so."""
+FROM_THE_ROOT = r"""(?:href=|src=|href: |from |import\(|fetch\(|URL\()["'`]/"""
 REASON = {"reason": "looked it up"}
 SEEN = {"fence": 1, "generation": 1, **REASON}
 BODIES: dict[str, dict[str, Any]] = {
@@ -159,7 +164,7 @@ def test_a_change_by_cookie_must_come_from_our_own_page(
 
 def test_the_shell_and_its_files_hold_no_data_and_forbid_everything_from_elsewhere(api: Api, ledger: Ledger) -> None:
     put(ledger, "a-customer-s-name", State.IN_DOUBT)
-    for path in itertools.chain(SHELL, ("/static/main.js", "/static/app.css", "/static/ledger.svg")):
+    for path in itertools.chain(SHELL, (f"/static/{file.name}" for file in STATIC.iterdir())):
         answer = api.client.get(path)
         assert answer.status_code == 200, path
         assert "a-customer-s-name" not in answer.text
@@ -167,4 +172,6 @@ def test_the_shell_and_its_files_hold_no_data_and_forbid_everything_from_elsewhe
         assert "default-src 'self'" in policy
         assert "unsafe" not in policy
         assert answer.headers["x-content-type-options"] == "nosniff"
+        assert not re.search(FROM_THE_ROOT, answer.text), f"{path}: Airflow may be served under a prefix"
+    assert all(not view["href"].startswith("/") for view in RunguardPlugin.external_views)
     assert api.client.get("/docs").status_code == api.client.get("/openapi.json").status_code == 404

@@ -167,19 +167,21 @@ select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF
 -- name: dag_of
 select r.dag_id from runguard.record r where r.id = %(id)s::bigint and r.deployment = %(deployment)s
 
+-- name: of_calls
+c.record_id = %(id)s::bigint and c.generation = %(generation)s::int and c.name > %(after)s
+           and (%(state)s::text is distinct from 'in_doubt' or c.first_unknown_at is not null)
+
 -- name: calls_of
-with scanned as materialized (
-    select c.name, (%(state)s::text is null or c.state = %(state)s) as fits from runguard.call c
-     where c.record_id = %(id)s::bigint and c.generation = %(generation)s::int and c.name > %(after)s
-     order by c.name limit %(budget)s::int
-), frontier as (
-    select case when count(*) >= %(budget)s::int then max(s.name) end as name from scanned s
+with frontier as (
+    select (select c.name from runguard.call c where @of_calls
+             order by c.name offset %(budget)s::int - 1 limit 1) as name
 ), found as (
-    select s.name from scanned s where s.fits order by s.name limit %(limit)s::int
+    select s.* from (
+        select c.* from runguard.call c where @of_calls
+         order by c.name limit %(budget)s::int) s
+     where %(state)s::text is null or s.state = %(state)s order by s.name limit %(limit)s::int
 )
-select f.name as searched_to, c.* from frontier f left join found x on true
-  left join runguard.call c on c.record_id = %(id)s::bigint and c.generation = %(generation)s::int and c.name = x.name
- order by c.name
+select f.name as searched_to, x.* from frontier f left join found x on true order by x.name
 
 -- name: events_of
 select e.* from runguard.event e where e.record_id = %(id)s::bigint and e.id < %(before)s::bigint order by e.id desc limit %(limit)s::int

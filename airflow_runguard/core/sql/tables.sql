@@ -131,6 +131,8 @@ create table runguard.call (
     claims           integer not null default 0,            -- intents since the last booked outcome
     primary key (record_id, generation, name)
 ) with (fillfactor = 70);
+-- The calls in doubt of a record, among a million (rules.sql: each has the moment). Not by state, which every call changes.
+create index call_in_doubt on runguard.call (record_id, generation, name) where first_unknown_at is not null;
 
 -- Items that were done before the entry of that fence, and that its list names: their own lines stay as they are.
 create table runguard.listed (

@@ -75,7 +75,7 @@ export function resolve(data, done, call) {
   ask({
     title: call ? `${T.resolve.title} — ${call}` : T.resolve.title,
     fields: resolveFields(record, answersFor(record), call),
-    will: (values) => [resolveWill(values, call), questions.length ? ` ${T.resolve.form}` : ""].join(""),
+    will: (values) => [resolveWill(values, call), questions.length ? T.resolve.form : "", record.observed ? T.resolve.observed : ""].filter(Boolean).join(" "),
     go: T.resolve.go,
     async send(values) {
       const answer = await send(record, "resolve", resolveBody(values, call));

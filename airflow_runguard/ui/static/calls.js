@@ -121,7 +121,7 @@ export class Calls {
   draw() {
     const from = Math.max(0, Math.floor(this.sight.scrollTop / ROW) - 10);
     const shown = this.rows.slice(from, from + SIGHT / ROW + 30);
-    this.number.textContent = `${count(this.rows.length)}${this.next ? " …" : ""}`;
+    this.number.textContent = T.callsCount(count(this.rows.length), this.next);
     this.inner.style.height = `${this.rows.length * ROW}px`;
     this.inner.replaceChildren(...shown.map((call, number) => this.row(call, from + number)));
     this.offer();

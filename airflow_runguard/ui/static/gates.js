@@ -35,16 +35,15 @@ function picture(data, look) {
 const heads = (...texts) => h("thead", {}, h("tr", {}, ...texts.map((text) => h("th", { scope: "col" }, text))));
 
 function gates(data, look) {
-  return h("div", { class: "wide" }, h("table", {},
-    heads(T.name, T.state, T.until, T.why, T.waiting, T.pace, T.by, ""),
+  return h("div", { class: "wide" }, h("table", { class: "gates" },
+    heads(T.name, T.state, T.until, T.why, T.waiting, T.pace, ""),
     h("tbody", {}, ...data.gates.map((gate) => h("tr", {},
       h("th", { scope: "row", class: "name" }, gate.name),
       h("td", {}, h("span", { class: `badge ${gate.closed ? "paused" : "done"}` }, gate.closed ? T.closed : T.open)),
       h("td", {}, !gate.closed ? S.none : gate.closed_for_good ? T.untilOpened : time(gate.closed_until, { both: true })),
-      h("td", { class: "said", title: gate.why }, gate.why || S.none),
+      h("td", { class: "said", title: gate.why }, gate.why || S.none, h("div", { class: "muted small" }, gate.actor ? `${gate.actor} · ` : "", time(gate.updated_at))),
       h("td", {}, gate.waiting.n ? h("a", { href: place("records", { state: "paused", gate: gate.name }) }, count(gate.waiting.n, gate.waiting.more)) : "0"),
-      h("td", {}, T.pace_(gate.rate ?? data.default_rate, gate.rate !== null)),
-      h("td", {}, gate.actor || S.none, h("div", { class: "muted small" }, time(gate.updated_at))),
+      h("td", { class: "pace" }, T.pace_(gate.rate ?? data.default_rate, gate.rate !== null)),
       h("td", { class: "buttons" }, data.may_change
         ? [gate.closed ? button(A.open.one, () => open(gate, look)) : button(A.close.one, () => close(gate, look)), button(A.rate.one, () => pace(gate, look))]
         : "")))),

@@ -4,6 +4,7 @@ import { button, empty, h, note, section } from "./dom.js";
 import { S } from "./strings.js";
 
 const T = S.health;
+const GRAVE = ["fail", "warn", "ok", "skipped"];
 const SIGN = { ok: "done", warn: "paused", fail: "failed", skipped: "pending" };
 
 export async function show(main, me) {
@@ -19,8 +20,8 @@ export async function show(main, me) {
   const list = (values) => h("dl", { class: "facts" }, ...Object.entries(values).flatMap(([name, value]) => [h("dt", {}, name.replaceAll("_", " ")), h("dd", {}, value === "" || value === null ? S.none : String(value))]));
   main.replaceChildren(
     h("div", { class: "line" }, h("h1", {}, T.title), h("span", { class: "muted" }, T.told), h("span", { class: "end" }, button(T.copy, copy))),
-    h("p", {}, h("strong", {}, data.said)),
-    section(T.checks, h("div", { class: "wide" }, h("table", {}, h("tbody", {}, ...data.checks.map((one) => h("tr", {},
+    h("p", {}, h("strong", {}, data.said.replaceAll("_", " "))),
+    section(T.checks, h("div", { class: "wide" }, h("table", {}, h("tbody", {}, ...worstFirst(data.checks).map((one) => h("tr", {},
       h("td", {}, h("span", { class: `badge ${SIGN[one.status]}` }, one.status)),
       h("th", { scope: "row" }, one.name.replaceAll("_", " ")),
       h("td", {}, one.found, h("div", { class: "muted small" }, one.meaning), one.remedy ? h("div", { class: "small" }, one.remedy) : "")))))),
@@ -30,3 +31,5 @@ export async function show(main, me) {
       section(T.settings, h("p", { class: "muted" }, T.settingsTold), list(data.settings))),
   );
 }
+
+const worstFirst = (checks) => [...checks].sort((a, b) => GRAVE.indexOf(a.status) - GRAVE.indexOf(b.status));

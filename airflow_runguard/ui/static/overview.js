@@ -8,7 +8,7 @@ import { S } from "./strings.js";
 import { now, setNow, time } from "./times.js";
 
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
-const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
+const CLASSES = ["timeout", "quota", "validation", "processing", "planning", "unknown"];
 const T = S.overview;
 
 export async function show(main) {
@@ -34,7 +34,7 @@ function picture(data) {
   return [
     lost,
     tiles(data, cells),
-    h("div", { class: "columns" }, h("div", {}, needing(data), closed(data)), h("div", {}, matrix(data, cells), running(data))),
+    h("div", { class: "columns overview" }, h("div", {}, needing(data), closed(data)), h("div", {}, matrix(data, cells), running(data))),
   ];
 }
 
@@ -121,7 +121,7 @@ function closed(data) {
   const gates = data.gates.map((gate) => h(
     "li",
     {},
-    h("div", { class: "line" }, badge("paused"), h("a", { href: place("records", { state: "paused", gate: gate.name }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting.n, gate.waiting.more), " ", S.gates.waiting.toLowerCase())),
+    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("records", { state: "paused", gate: gate.name }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting.n, gate.waiting.more), " ", S.gates.waiting.toLowerCase())),
     h("div", { class: "line muted" }, h("span", { class: "cut" }, gate.why), h("span", { class: "end" }, gate.closed_for_good ? S.gates.untilOpened : time(gate.closed_until, { both: true }))),
   ));
   const freezes = data.freezes.map((one) => h(

@@ -64,7 +64,7 @@ export function disagreement(record, found) {
   if (!found) return "";
   if (found.gone) return S.disagree.gone;
   const says = found.state ?? S.none;
-  if (record.state === "done" && ["failed", "upstream_failed"].includes(found.state)) return S.disagree.done_failed(says);
+  if (record.state === "done" && ["failed", "upstream_failed"].includes(found.state)) return S.disagree[record.observed ? "done_failed_observed" : "done_failed"](says);
   if (["in_doubt", "failed", "pending", "paused", "broken"].includes(record.state) && found.state === "success") return S.disagree.undone_success(S.state[record.state]);
   if (record.state === "running" && !BUSY.includes(found.state)) return S.disagree.running_not(says);
   if (record.state === "paused" && ["failed", "skipped", "removed"].includes(found.state)) return S.disagree.paused_ended(says);

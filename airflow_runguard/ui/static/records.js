@@ -37,7 +37,9 @@ export async function show(main, me) {
   await list.more();
   if (tab === "task_instance" && list.rows.size === 1 && !list.next) {
     const [id] = list.rows.keys();
-    window.location.replace(place("record", { id }));
+    window.history.replaceState(null, "", place("record", { id })); // here, so that nothing blinks
+    const record = await import("./record.js");
+    await record.show(main);
     return;
   }
   everySoOften(() => list.again());
@@ -160,6 +162,7 @@ class List {
     const doubtful = [...this.rows.values()].filter(({ record }) => record.state === "in_doubt" && record.may_change);
     const chosen = [...this.chosen].map((id) => this.rows.get(id)?.record).filter(Boolean);
     const all = h("input", { type: "checkbox", "aria-label": T.selectAll, title: T.selectAll, checked: chosen.length > 0 && chosen.length === doubtful.length, onchange: (event) => this.choose(event.target.checked ? doubtful.map(({ record }) => record.id) : []) });
+    this.bar.hidden = !this.rows.size && !this.next;
     this.bar.replaceChildren(
       h("span", {}, h("strong", {}, T.count(count(this.rows.size), this.next)), " ", this.fresh),
       doubtful.length > 1 ? h("label", { class: "check" }, all, chosen.length ? T.selected(chosen.length) : T.selectAll) : "",
@@ -189,12 +192,12 @@ class List {
       this.tools();
     };
     const may = record.may_change && record.state === "in_doubt";
-    const until = record.state === "paused" ? record.resume_at : record.state === "running" ? record.lease_until : null;
+    const [word, until] = { paused: [T.until, record.resume_at], running: [T.lease, record.lease_until] }[record.state] ?? [];
     return h(
       "tr",
       {},
       h("td", { class: "pick" }, may ? h("input", { type: "checkbox", "aria-label": T.select(record.key), checked: this.chosen.has(record.id), onchange: pick }) : ""),
-      h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, time(until)) : ""),
+      h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, word, " ", time(until)) : ""),
       h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key" }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
       h("td", { class: "narrow" }, className(record.failure_class)),
       h("td", { class: "narrow said", title: record.error }, record.error || S.none),

@@ -76,7 +76,7 @@ export const S = {
     filter: "Filter",
     clear: "Clear the filter",
     key: "Key", state: "State", failure: "Class", why: "What was said last", task: "Task", age: "Began", updated: "Changed",
-    holder: "Holder", amount: "At stake", until: "Goes on",
+    holder: "Holder", amount: "At stake", until: "goes on", lease: "lease ends",
     any: "any",
     usual: "usual",
     fields: {
@@ -147,6 +147,7 @@ export const S = {
     result: "The result",
     hidden: "Orders, arguments and results are not shown here ([runguard] show_results = false).",
     calls: "Calls",
+    callsCount: (n, more) => `${n}${more ? " and more" : ""}`,
     callsAll: "all states",
     callsEmpty: "No call was begun.",
     callsEmptyState: "No call in this state.",
@@ -171,6 +172,8 @@ export const S = {
   disagree: {
     done_failed: (s) =>
       `Airflow shows the task as ${s}; the ledger knows that it happened. Clear the task: it gives the stored result back and calls nothing.`,
+    done_failed_observed: (s) =>
+      `Airflow shows the task as ${s}; the ledger knows that it happened. Do not clear the task: it is only observed, so that would make the call again.`,
     undone_success: (l) =>
       `Airflow shows success, although the record is ${l}. Somebody marked the task, and what follows it may have run. The ledger is right about the effect.`,
     running_not: (s) =>
@@ -197,6 +200,7 @@ export const S = {
         did_not_happenCall: "This call counts as not made: the next try sends it. If that is wrong, it happens twice.",
         failed: "It becomes failed and does not run again, until a person says that it happened or orders it anew.",
       },
+      observed: "Its task is only observed: Airflow runs it again all the same, if it is retried or cleared.",
       call: "About", whole: "the whole record",
       reference: "The vendor's own id of it", result: "Result, as JSON (a text has its own quotes); empty = not known",
       badJson: "The result is not JSON. A text needs quotes: \"ch_123\".",

@@ -47,7 +47,7 @@ export function relative(text) {
 export function time(text, { both = false } = {}) {
   if (!text) return S.none;
   const shown = h("time", { datetime: text, title: `${absolute(text)} (${zoneName()})`, dataset: { live: "1" } }, relative(text));
-  return both ? h("span", { class: "moment" }, shown, h("span", { class: "muted" }, ` · ${absolute(text)}`)) : shown;
+  return both ? h("span", { class: "moment" }, shown, " ", h("span", { class: "muted" }, absolute(text))) : shown;
 }
 
 setInterval(() => {
