@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import psycopg
@@ -43,6 +43,7 @@ from airflow_runguard.core.rows import (
     call_of,
     claim_parameters,
     clean,
+    item_parameters,
     object_of,
     observe_parameters,
     outcome_parameters,
@@ -128,7 +129,7 @@ class Ledger(People, Waits):
         :param intents: (name, readable arguments as JSON).
         :param hand_over: seconds for which the holder waits in Airflow (deferral) and may re-enter.
         """
-        parameters: dict[str, Any] = {
+        held: dict[str, Any] = {
             "record_id": grant.record_id,
             "generation": grant.generation,
             "fence": grant.fence,
@@ -136,6 +137,21 @@ class Ledger(People, Waits):
             "nonce": holder.nonce,
             "lease": order.lease,
             "max_call_time": order.max_call_time,
+        }
+        answers: dict[str, IntentAnswer] = {}
+        if order.calls == "batch" and settlement is None and (outcomes or intents):
+            rows = self._all("write_items", {**held, **item_parameters(outcomes, intents, order.store_result)})
+            if rows:
+                first = rows[0]
+                answered, until = first["answered"] or (), first["at"] + timedelta(seconds=order.max_call_time)
+                for name, attempt in zip(first["called"] or (), first["attempts"] or (), strict=True):
+                    answers[name] = IntentAnswer("run", attempt, until, None, "")
+                outcomes = [outcome for outcome in outcomes if outcome.call not in answered]
+                intents = [(name, intent) for name, intent in intents if name not in answers]
+                if not outcomes and not intents:
+                    return Written("ok", State.RUNNING, first["at"], first["until"], answers, first["event_id"], None)
+        parameters: dict[str, Any] = {
+            **held,
             "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
             "i_name": [name for name, _ in intents] or None,
             "i_intent": [clean(intent) for _, intent in intents] or None,
@@ -145,7 +161,6 @@ class Ledger(People, Waits):
         }
         parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
         parameters.update(settlement_parameters(settlement))
-        answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)
         for row in rows[:-1]:
             result = result_of(row, order.store_result) if row["verdict"] == "replay" else None

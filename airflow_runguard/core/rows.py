@@ -35,6 +35,10 @@ from airflow_runguard.core.series import Before, Place
 OBSERVER = "observed:"
 """What the nonce of one that only observes begins with: it holds nothing up, and settles only what observers held."""
 
+SEPARATOR = "\x1f"
+"""Between the texts of a list that is sent as one: packing an array takes longer than planning it. No name of an item has
+a control character."""
+
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
 
@@ -202,6 +206,29 @@ def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | Non
         for column, value in zip(columns, row, strict=True):
             values[f"o_{column}"].append(value)
     return {**values}
+
+
+def item_parameters(
+    outcomes: Sequence[Outcome], intents: Sequence[tuple[str, str]], store_result: str
+) -> dict[str, str]:
+    """What of a group of items is plain on this side: results that are stored, and intents; the ledger looks further."""
+    done = [outcome for outcome in outcomes if _is_plain(outcome, store_result)]
+    calls = [(name, text) for name, intent in intents if SEPARATOR not in (text := clean(intent) or "")]
+    return {
+        "done": SEPARATOR.join([outcome.call for outcome in done]),
+        "results": SEPARATOR.join(
+            ["\\x" + outcome.result.data.hex() if outcome.result and outcome.result.data else "\\x" for outcome in done]
+        ),
+        "calls": SEPARATOR.join([name for name, _ in calls]),
+        "intents": SEPARATOR.join([text for _, text in calls]),
+    }
+
+
+def _is_plain(outcome: Outcome, store_result: str) -> bool:
+    result = outcome.result
+    if outcome.failure is not None or outcome.error or result is None or result.missing:
+        return False
+    return result.data is not None or store_result == "none"
 
 
 def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:

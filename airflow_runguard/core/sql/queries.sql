@@ -325,6 +325,12 @@ select p.verdict, p.at, p.until, array_to_string(p.said, E'\x1f') as said
     %(max_claims)s::int, make_interval(secs => %(key_lifetime)s::float8),
     string_to_array(%(names)s, E'\x1f'), string_to_array(%(digests)s, E'\x1f')) p
 
+-- name: write_items
+select * from runguard.write_items(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s,
+    make_interval(secs => %(lease)s), make_interval(secs => %(max_call_time)s),
+    string_to_array(%(done)s, E'\x1f'), string_to_array(%(results)s, E'\x1f')::bytea[],
+    string_to_array(%(calls)s, E'\x1f'), string_to_array(%(intents)s, E'\x1f'))
+
 -- name: progress
 update runguard.record r set progress = %(progress)s
  where r.id = %(record_id)s and r.fence = %(fence)s and r.nonce = %(nonce)s and r.state = 'running' returning r.id

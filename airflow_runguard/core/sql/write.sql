@@ -95,9 +95,6 @@ declare
     v_progress boolean := false;
     v_frozen text;
     item     boolean;
-    v_answered text[];
-    v_called   text[];
-    v_attempts integer[];
     i        integer;
 begin
     if p_body_done then
@@ -164,19 +161,7 @@ begin
 
     -- An item's own caller may settle it also after another holder took the batch over: nobody else has called it since.
     item := not mine and r.calls = 'batch' and r.generation = p_generation and runguard.broken(r) = '';
-    if live and r.calls = 'batch' and p_to is null and r.late_applied = 0 then
-        select w.answered, coalesce(w.done, false), w.called, w.attempts, w.event_id
-          into v_answered, v_progress, v_called, v_attempts, v_event
-          from runguard.write_items(r, v_now, p_actor, p_nonce, p_o_name, p_o_state, p_o_class, p_o_effect,
-            p_o_final, p_o_error, p_o_evidence, p_o_result, p_o_missing, p_i_name, p_i_intent, p_max_call_time) w;
-        closed := coalesce(cardinality(v_answered), 0);
-        opened := coalesce(cardinality(v_called), 0);
-        booked := closed > 0;
-        return query select 'intent', n.name, 'run', 'started', n.attempt, v_now, v_now + p_max_call_time, null::bytea,
-            null::text, null::text, null::bigint from unnest(v_called, v_attempts) n (name, attempt);
-    end if;
     for i in 1 .. coalesce(array_length(p_o_name, 1), 0) loop
-        continue when p_o_name[i] = any (v_answered);
         select * into c from runguard.call k
          where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
         if c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i]
@@ -219,7 +204,6 @@ begin
     end loop;
 
     for i in 1 .. coalesce(array_length(p_i_name, 1), 0) loop
-        continue when p_i_name[i] = any (v_called);
         c := null;
         v_said := 'lost';
         if live and v_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
