@@ -39,6 +39,7 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.rows import (
+    SETTLED,
     before_of,
     call_of,
     claim_parameters,
@@ -135,21 +136,22 @@ class Ledger(People, Waits):
             "fence": grant.fence,
             "actor": str(holder),
             "nonce": holder.nonce,
-            "lease": order.lease,
-            "max_call_time": order.max_call_time,
         }
+        left = settlement_parameters(settlement)
+        if speaks_for_body(settlement, outcomes):
+            for row in self._all("settle_body", {**held, **{name: left[name] for name in SETTLED}}):
+                return Written("ok", State.DONE, row["at"], None, {}, row["event_id"])
+        held |= {"lease": order.lease, "max_call_time": order.max_call_time}
         answers: dict[str, IntentAnswer] = {}
         if order.calls == "batch" and settlement is None and (outcomes or intents):
-            rows = self._all("write_items", {**held, **item_parameters(outcomes, intents, order.store_result)})
-            if rows:
-                first = rows[0]
-                answered, until = first["answered"] or (), first["at"] + timedelta(seconds=order.max_call_time)
-                for name, attempt in zip(first["called"] or (), first["attempts"] or (), strict=True):
+            for row in self._all("write_items", {**held, **item_parameters(outcomes, intents, order.store_result)}):
+                until, answered = row["at"] + timedelta(seconds=order.max_call_time), row["answered"] or ()
+                for name, attempt in zip(row["called"] or (), row["attempts"] or (), strict=True):
                     answers[name] = IntentAnswer("run", attempt, until, None, "")
                 outcomes = [outcome for outcome in outcomes if outcome.call not in answered]
-                intents = [(name, intent) for name, intent in intents if name not in answers]
+                intents = [intent for intent in intents if intent[0] not in answers]
                 if not outcomes and not intents:
-                    return Written("ok", State.RUNNING, first["at"], first["until"], answers, first["event_id"], None)
+                    return Written("ok", State.RUNNING, row["at"], row["until"], answers, row["event_id"])
         parameters: dict[str, Any] = {
             **held,
             "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
@@ -157,10 +159,9 @@ class Ledger(People, Waits):
             "i_intent": [clean(intent) for _, intent in intents] or None,
             "hand_over": hand_over,
             **pause_parameters(order),
-            "body_done": speaks_for_body(settlement, outcomes),
+            **outcome_parameters(outcomes),
+            **left,
         }
-        parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
-        parameters.update(settlement_parameters(settlement))
         rows = self._all("write", parameters)
         for row in rows[:-1]:
             result = result_of(row, order.store_result) if row["verdict"] == "replay" else None

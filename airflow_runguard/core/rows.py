@@ -36,8 +36,8 @@ OBSERVER = "observed:"
 """What the nonce of one that only observes begins with: it holds nothing up, and settles only what observers held."""
 
 SEPARATOR = "\x1f"
-"""Between the texts of a list that is sent as one: packing an array takes longer than planning it. No name of an item has
-a control character."""
+"""Between the texts of a list that is sent as one: packing an array takes longer than planning it. No name of an item
+has a control character."""
 
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
@@ -179,9 +179,14 @@ def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) 
     return (
         settlement is not None
         and settlement.state is State.DONE
+        and settlement.failure is None
         and len(outcomes) == 1
         and outcomes[0] == Outcome("body", result=settlement.result, error=settlement.error)
     )
+
+
+SETTLED = ("completeness", "error", "result", "missing")
+"""What of a settlement ``settle_body`` asks for."""
 
 
 def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | None]:
@@ -211,24 +216,22 @@ def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | Non
 def item_parameters(
     outcomes: Sequence[Outcome], intents: Sequence[tuple[str, str]], store_result: str
 ) -> dict[str, str]:
-    """What of a group of items is plain on this side: results that are stored, and intents; the ledger looks further."""
-    done = [outcome for outcome in outcomes if _is_plain(outcome, store_result)]
-    calls = [(name, text) for name, intent in intents if SEPARATOR not in (text := clean(intent) or "")]
-    return {
-        "done": SEPARATOR.join([outcome.call for outcome in done]),
-        "results": SEPARATOR.join(
-            ["\\x" + outcome.result.data.hex() if outcome.result and outcome.result.data else "\\x" for outcome in done]
-        ),
-        "calls": SEPARATOR.join([name for name, _ in calls]),
-        "intents": SEPARATOR.join([text for _, text in calls]),
-    }
-
-
-def _is_plain(outcome: Outcome, store_result: str) -> bool:
-    result = outcome.result
-    if outcome.failure is not None or outcome.error or result is None or result.missing:
-        return False
-    return result.data is not None or store_result == "none"
+    """What of a group of items is plain as far as this side can tell: results that are stored, and intents."""
+    done, results, calls, readable = [], [], [], []
+    for outcome in outcomes:
+        result = outcome.result
+        if outcome.failure or outcome.error or result is None or result.missing:
+            continue
+        if result.data is not None or store_result == "none":
+            done.append(outcome.call)
+            results.append("\\x" + (result.data or b"").hex())
+    for name, intent in intents:
+        text = clean(intent) or ""
+        if SEPARATOR not in text:
+            calls.append(name)
+            readable.append(text)
+    lists = {"done": done, "results": results, "calls": calls, "intents": readable}
+    return {name: SEPARATOR.join(texts) for name, texts in lists.items()}
 
 
 def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:

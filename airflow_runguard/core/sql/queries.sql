@@ -21,10 +21,14 @@ select * from runguard.claim(
     %(gate)s, %(rate)s, %(max_pauses)s::int, make_interval(secs => %(max_pause)s),
     %(partition)s, %(amount)s::numeric, %(currency)s)
 
+-- name: settle_body
+select * from runguard.settle_body(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s,
+    %(completeness)s, %(error)s, %(result)s::bytea, %(missing)s)
+
 -- name: write
 select * from runguard.write(
     %(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(nonce)s, make_interval(secs => %(lease)s),
-    %(body_done)s, %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
+    %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
     %(o_resume_after)s::float8[], %(o_error)s::text[], %(o_evidence)s::text[], %(o_result)s::bytea[], %(o_missing)s::text[],
     %(i_name)s::text[], %(i_intent)s::text[], make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(to)s, %(class)s, %(effect)s, %(needs_person)s::boolean, %(resume_after)s::float8,

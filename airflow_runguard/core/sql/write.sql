@@ -2,9 +2,9 @@
 -- book intents, settle, hand over. All of it hangs on the record's row, locked first; whether a call is open stands on
 -- that row. Repeating it after a lost answer changes nothing.
 --
--- p_body_done: the settlement speaks also for the call 'body', with the same result. Where nothing is unusual (still the
--- holder, nothing unknown, no late outcome) one statement does it, decided on the record's row like everything here, and
--- says what the long way says; in any other case it finds no row and the long way decides.
+-- It is the long way, which decides whatever there is to decide. What almost every body and almost every group of a
+-- batch is, one statement each does before it is asked (settle_body below, write_items in batch.sql): decided on the
+-- record's row like everything here, they write what the long way would, and find no row in any other case.
 --
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
 -- when a paused one resumes)
@@ -61,9 +61,46 @@ create or replace function runguard.ordered_although_applied(r runguard.record) 
                       order by e.id desc limit 1), false)
 $$;
 
+-- A body that is one call and is done: the settlement speaks also for the call 'body', with the same result.
+create or replace function runguard.settle_body(
+    p_record_id bigint, p_generation integer, p_fence bigint, p_nonce text, p_actor text,
+    p_completeness text, p_error text, p_result bytea, p_missing text
+) returns table (at timestamptz, event_id bigint) language plpgsql as $$
+#variable_conflict use_column
+begin
+    return query
+    with k as (
+        update runguard.record k set state = 'done', effect = 'applied', completeness = p_completeness,
+               finished_at = t.at, lease_until = null, hold_until = null, handed_over = false,
+               open_calls = 0, no_later_than = null, claims = 0, pauses = 0, paused_since = null,
+               failure_class = null, needs_person = false, resume_at = null,
+               result = case when k.store_result = 'all' then p_result end,
+               result_digest = case when k.store_result <> 'none' then sha256(p_result) end,
+               result_missing = p_missing, error = p_error, evidence = ''
+          from (select clock_timestamp() as at) t
+         where k.id = p_record_id and k.generation = p_generation and k.fence = p_fence and k.nonce = p_nonce
+           and k.state = 'running' and k.open_calls = 1 and k.late_applied = 0 and k.first_unknown_at is null
+           and exists (select from runguard.call c
+                        where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'
+                          and c.state = 'started' and c.fence = p_fence)
+           and current_setting('transaction_isolation') = 'read committed' and runguard.broken(k) = ''
+           and runguard.opened()
+        returning k.finished_at, k.error, k.result, k.result_digest, k.result_missing),
+    c as (
+        update runguard.call c set state = 'done', effect = 'applied', outcome_at = k.finished_at, failure_class = null,
+               first_unknown_at = null, same_again = false, final = false, claims = 0, resume_at = null, error = k.error,
+               evidence = '', result = k.result, result_digest = k.result_digest, result_missing = k.result_missing
+          from k where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'),
+    e as (
+        insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail, mark)
+        select p_record_id, p_generation, p_fence, 'done', p_actor, k.error, '{"evidence" : ""}', p_nonce
+          from k returning id)
+    select k.finished_at, e.id from k, e;
+end $$;
+
 create or replace function runguard.write(
     p_record_id bigint, p_generation integer, p_fence bigint, p_actor text, p_nonce text, p_lease interval,
-    p_body_done boolean, p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
+    p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
     p_o_resume_after double precision[], p_o_error text[], p_o_evidence text[], p_o_result bytea[], p_o_missing text[],
     p_i_name text[], p_i_intent text[], p_max_call_time interval, p_key_lifetime interval,
     p_to text, p_class text, p_effect text, p_needs_person boolean, p_resume_after double precision,
@@ -97,47 +134,6 @@ declare
     item     boolean;
     i        integer;
 begin
-    if p_body_done then
-        return query
-        with k as (
-            update runguard.record k set state = 'done', effect = 'applied', completeness = coalesce(p_completeness, 'full'),
-                   finished_at = t.at, lease_until = null, hold_until = null, handed_over = false,
-                   open_calls = 0, no_later_than = null, claims = 0, pauses = 0, paused_since = null,
-                   failure_class = null, needs_person = false, resume_at = null,
-                   result = case when k.store_result = 'all' then p_result end,
-                   result_digest = case when k.store_result <> 'none' then sha256(p_result) end,
-                   result_missing = p_missing, error = coalesce(p_error, ''), evidence = coalesce(p_evidence, '')
-              from (select clock_timestamp() as at) t
-             where k.id = p_record_id and k.generation = p_generation and k.fence = p_fence and k.nonce = p_nonce
-               and k.state = 'running' and k.open_calls = 1 and k.late_applied = 0 and k.first_unknown_at is null
-               and exists (select from runguard.call c
-                            where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'
-                              and c.state = 'started' and c.fence = p_fence)
-               and current_setting('transaction_isolation') = 'read committed' and runguard.broken(k) = ''
-               and runguard.opened()
-            returning k.finished_at, k.error, k.evidence, k.result, k.result_digest, k.result_missing),
-        c as (
-            update runguard.call c set state = 'done', effect = 'applied', outcome_at = k.finished_at, failure_class = null,
-                   first_unknown_at = null, same_again = false, final = false, claims = 0, resume_at = null, error = k.error,
-                   evidence = k.evidence, result = k.result, result_digest = k.result_digest, result_missing = k.result_missing
-              from k where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'),
-        e as (
-            insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail, mark)
-            select p_record_id, p_generation, p_fence, 'done', p_actor, k.error, json_build_object('evidence', k.evidence)::text, p_nonce
-              from k returning id)
-        select 'record', '', 'ok', 'done', null::integer, k.finished_at, null::timestamptz, null::bytea, null::text, k.error, e.id
-          from k, e;
-        if found then
-            return;
-        end if;
-        p_o_name := array['body'];
-        p_o_state := array['done'];
-        p_o_effect := array['applied'];
-        p_o_error := array[p_error];
-        p_o_evidence := array[p_evidence];
-        p_o_result := array[p_result];
-        p_o_missing := array[p_missing];
-    end if;
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
