@@ -143,8 +143,9 @@ class Ledger(People, Waits):
                 return Written("ok", State.DONE, row["at"], None, {}, row["event_id"])
         held |= {"lease": order.lease, "max_call_time": order.max_call_time}
         answers: dict[str, IntentAnswer] = {}
-        if order.calls == "batch" and settlement is None and (outcomes or intents):
-            for row in self._all("write_items", {**held, **item_parameters(outcomes, intents, order.store_result)}):
+        plain = item_parameters(outcomes, intents, order.store_result)
+        if order.calls == "batch" and settlement is None and (plain["done"] or plain["calls"]):
+            for row in self._all("write_items", {**held, **plain}):
                 until, answered = row["at"] + timedelta(seconds=order.max_call_time), row["answered"] or ()
                 for name, attempt in zip(row["called"] or (), row["attempts"] or (), strict=True):
                     answers[name] = IntentAnswer("run", attempt, until, None, "")

@@ -110,6 +110,16 @@ def test_p04_a_group_of_a_batch_is_booked_alike_both_ways(
         assert held.write(outcomes=[Outcome("declined", result=Result(b"3"))]).verdict == "ok"
         assert said[2][2]["declined"] == ("run", 2, None)
         assert said[3][2]["done"][0] == "replay"
+        if gate is None:
+            held.write(intents=[("paused", "{}")])
+            held.write(outcomes=[Outcome("paused", failure=QUOTA, error="429")])
+            assert held.intent("paused") == "paused"
+            sql.execute(
+                "update runguard.call set resume_at = clock_timestamp() where record_id = %s and state = 'paused'",
+                [held.id],
+            )
+            assert held.intent("paused") == "run"
+            assert held.outcome("paused").verdict == "ok"
         record = book.get(held.order.identity)
         assert record is not None
         assert (record.broken, record.open_calls) == ("", 0)

@@ -146,9 +146,9 @@ begin
     return query select 'ok', v_now, r.lease_until, v_said;
 end $$;
 
--- What almost every group of a batch is: items that were never unknown and are done, and first intents of items that were
--- never begun. One statement, whose plan is kept, since what it costs is being set up: it locks the record's row, writes
--- the lines that are plain, and then the row as write() would. Answers which lines those were; no row = none, or this
+-- What almost every group of a batch is: items that were never unknown and are done, and intents of items that are neither
+-- in doubt nor submitted. One statement, whose plan is kept, since what it costs is being set up: it locks the record's
+-- row, writes the lines that are plain, and then the row, all as write() and start_call() would. Answers which lines those were; no row = none, or this
 -- holder may not. Whatever is not so plain is left to write(), which the caller asks next.
 create or replace function runguard.write_items(
     p_record_id bigint, p_generation integer, p_fence bigint, p_nonce text, p_actor text, p_lease interval,
@@ -179,10 +179,13 @@ begin
         returning c.name::text as name),
     i as (
         update runguard.call c set state = 'started', fence = p_fence, intent = t.intent, intent_at = r.at,
-               no_later_than = r.at + p_max_call_time, first_intent_at = r.at, claims = c.claims + 1
+               no_later_than = r.at + p_max_call_time, outcome_at = null, resume_at = null, attempt = c.attempt + c.final::int,
+               final = false, claims = c.claims + 1,
+               first_intent_at = case when c.final or c.first_intent_at is null then r.at else c.first_intent_at end
           from r, runguard.meta m, unnest(p_calls, p_intents) t (name, intent)
          where c.record_id = r.id and c.generation = p_generation and c.name = t.name and c.name = any (p_calls)
-           and c.state = 'pending' and c.first_intent_at is null and not c.final
+           and not c.submitted and (c.state = 'pending' or c.state = 'failed' and c.effect = 'not_applied'
+                                    or c.state = 'paused' and c.resume_at <= r.at)
            and r.at < r.hold_until and runguard.lost_time(m) = ''
            and (m.freezes = 0 or runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null)
            and (r.gate is null or runguard.gate_until(r.deployment, r.gate, true) is null)
