@@ -26,6 +26,7 @@ from airflow_runguard.core.conduct import conduct
 from airflow_runguard.core.errors import PlanningError, ResultNotStored
 from airflow_runguard.core.items import Items
 from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.reconcile import takes_many
 from airflow_runguard.core.record import Payload, Result
 from airflow_runguard.decorators import _GuardedTaskDecorator
 from airflow_runguard.entry import Entry
@@ -139,7 +140,6 @@ def for_items(function: Callable[..., Any], guard: BatchGuard) -> Callable[..., 
 
 
 def _batch(guard: BatchGuard, items: Any, call: Callable[..., Any], asynchronous: bool) -> Batch:
-    doubts = inspect.signature(guard.on_doubt).parameters if callable(guard.on_doubt) else {}
     return Batch(
         items=items if callable(items) else lambda: items,
         key_of=_key_of(guard.item_key),
@@ -153,7 +153,7 @@ def _batch(guard: BatchGuard, items: Any, call: Callable[..., Any], asynchronous
         stop_after=guard.stop_after,
         stop_after_share=guard.stop_after_share,
         allow_partial=guard.allow_partial,
-        reconcile_chunks="doubts" in doubts,
+        reconcile_chunks=callable(guard.on_doubt) and takes_many(guard.on_doubt),
     )
 
 

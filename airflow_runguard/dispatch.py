@@ -214,8 +214,9 @@ def _ask_vendors(name: str, args: argparse.Namespace, ledger: Ledger) -> command
     sweeps = name == "sweep"
     scope = {} if sweeps else {"dag_id": args.dag_id, "namespace": args.namespace, "prefix": args.key_prefix}
     swept = commands.sweep(ledger, actor=_actor(args)) if sweeps else {}
+    who = (args.actor or "").strip() or _actor(args)  # not always a person: the caretaker types it, too
     with _said_to_stderr():
-        asked = settle_all(ledger, Functions(), actor=f"{name}, started by {_actor(args)}", **scope)
+        asked = settle_all(ledger, Functions(), actor=f"{name}, started by {who}", **scope)
     return {**swept, **asked, "said": f"{swept['said']} {asked['said']}"} if sweeps else asked
 
 

@@ -71,21 +71,21 @@ class Entry(Ordering):
         resumes: tuple[str, Any] | None = None,
         waited_since: str | None = None,
         asked_since: str | None = None,
-        asked_fence: int = 0,
+        asked: human.Asked | None = None,
         answer: human.Answer | None = None,
     ) -> None:
         """
         :param resumes: the method and arguments with which a deferred operator goes on.
         :param waited_since: when the guard first made it wait (ISO 8601).
         :param asked_since: when a person was first asked about it (ISO 8601).
-        :param asked_fence: of the doubt that its form tells of.
+        :param asked: what its form told of.
         :param answer: what the person said in Airflow's form.
         """
         super().__init__(operator, guard, context)
         self.resumes = resumes
         self.waited_since = datetime.fromisoformat(waited_since) if waited_since else None
         self.asked_since = datetime.fromisoformat(asked_since) if asked_since else None
-        self.asked_fence = asked_fence
+        self.asked = asked
         self.given = answer
         self.deferrable = False
         self.xcoms: dict[str, Any] = {}
@@ -166,10 +166,10 @@ class Entry(Ordering):
 
     def _take(self, ledger: Ledger, order: Order) -> str:
         """Book what a person said in the form of this task; the claim that follows acts on it."""
-        if self.given is None:
+        if self.given is None or self.asked is None:
             return ""
         record = ledger.get(order.identity)
-        verdict = "missing" if record is None else human.apply(ledger, record, self.given, self.asked_fence)
+        verdict = "missing" if record is None else human.apply(ledger, record, self.given, self.asked)
         ledger.close_question(str(self.ti.id))
         if verdict == "ok":
             self.asked_since = None
@@ -206,6 +206,9 @@ class Entry(Ordering):
             return None
         if record.calls == "batch":  # an item is no job
             return None
+        lost = ledger.check()["unknown_before"]
+        if lost is not None and record.known_since < lost:  # nothing is attached to before a person has spoken
+            return None
         calls = human.doubtful(ledger, record)
         if not calls or not all(call.submitted for call in calls):
             return None
@@ -231,16 +234,17 @@ class Entry(Ordering):
             return core.Waiting(f"{work.order.identity} was settled by an answer to an earlier try.", SHORTEST_WAIT)
         self.say(logging.WARNING, f"{how.message} Asking a person in Airflow (Required Actions).")
         human.present(self.ti, human.question(ledger, record, now))
-        ledger.ask(record, work.holder)  # after it: from here on an answer in the form counts, and there is no old one
-        human.park(since, record.fence, timedelta(seconds=left))
+        ledger.ask(record, work.holder, now)  # after it: from here on an answer counts, and there is no old one
+        human.park(since, human.Asked(record.fence, now), timedelta(seconds=left))
 
     def _heard_late(self, ledger: Ledger, work: core.Work, record: Record) -> bool:
         """Whether a person had answered an earlier try of this task instance, which did not hear it."""
         mine = str(self.ti.id)
-        stands = any(asked["ti_id"] == mine and asked["stands"] for asked in ledger.questions(record.id))
-        if self.given is not None or not stands:
+        standing = [asked for asked in ledger.questions(record.id) if asked["ti_id"] == mine and asked["stands"]]
+        if self.given is not None or not standing:
             return False
-        self.given, self.asked_fence = human.left_behind(self.ti), record.fence  # the question's, since it stands
+        self.given = human.left_behind(self.ti)
+        self.asked = human.Asked(standing[0]["fence"], standing[0]["at"])
         return self._take(ledger, work.order) in ("ok", "not_in_doubt")
 
     def _has_triggerer(self, ledger: Ledger, options: Settings) -> bool:

@@ -83,11 +83,7 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         return _batch(record, now)
     match record.state:
         case State.PENDING:
-            why = f" ({one_line(record.error)})" if record.error else ""
-            return Standing(
-                f"It has not begun, or it is proven that it did not happen{why}.",
-                "The next try or run does; clear the task if there is none",
-            )
+            return _pending(record, calls)
         case State.RUNNING:
             return _running(record, now)
         case State.DONE:
@@ -123,6 +119,35 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
             )
         case _:
             return _in_doubt(record, calls, now)
+
+
+def _pending(record: Record, calls: Sequence[Call]) -> Standing:
+    why = f" ({one_line(record.error)})" if record.error else ""
+    next_one = "The next try or run does; clear the task if there is none"
+    done = [call for call in calls if call.generation == record.generation and call.state is CallState.DONE]
+    if record.calls == "batch" or not done:
+        begun = (
+            "What is done of its items is not called again; the others have" if record.calls == "batch" else "It has"
+        )
+        return Standing(f"{begun} not begun, or it is proven that it did not happen{why}.", next_one)
+    named = ", ".join(call.name for call in done[:SHOWN]) + (", …" if len(done) > SHOWN else "")
+    lacking = [call.name for call in done if call.result_missing]
+    if not lacking:
+        return Standing(
+            f"Part of it happened and is not called again: {named}. The rest is still to be done{why}.", next_one
+        )
+    give = {
+        f"The result of {name!r}": command(
+            "resolve", record.identity, f"--call={shlex.quote(name)} --happened --result=JSON --reason=…"
+        )
+        for name in lacking[:SHOWN]
+    }
+    return Standing(
+        f"Part of it happened and is not called again: {named}. But nobody has said what came back of "
+        f"{', '.join(lacking[:SHOWN])}, so a task that reads that ends in an error, without calling anything{why}.",
+        "A person says what the call gave back; then clear the task",
+        give,
+    )
 
 
 def _running(record: Record, now: datetime) -> Standing:
@@ -224,15 +249,6 @@ def _stored(record: Record) -> str:
         return "It keeps no result (store_result='none'); a clear gives back None without calling anything."
     why = (result.missing if result else "") or f"store_result='{record.store_result}'"
     return f"Its result is not stored ({why}); a clear ends in an error without calling anything."
-
-
-def name_at(identity: Identity, events: Sequence[Event], moment: datetime | None) -> Identity:
-    """The name that the record had then: vendor keys were made from that one, whatever it is called now."""
-    for event in events:
-        if event.kind == "renamed" and moment is not None and event.at > moment:
-            namespace, key = event.detail["from"]
-            return Identity(identity.deployment, namespace, key)
-    return identity
 
 
 def sentence(event: Event) -> str:

@@ -17,8 +17,8 @@ from airflow_runguard import codec
 from airflow_runguard.core import keys
 from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Call, CallState, Record, State
-from airflow_runguard.explain import OPEN, command, name_at, one_line, standing, when
+from airflow_runguard.core.record import Call, CallState, Record, State, name_at
+from airflow_runguard.explain import OPEN, command, one_line, standing, when
 
 HAPPENED, DO_IT, LEAVE = "it happened", "it did not happen: do it", "leave it failed"
 ANSWERS: Mapping[str, str] = {HAPPENED: "happened", DO_IT: "did_not_happen", LEAVE: "failed"}
@@ -103,14 +103,16 @@ def question(ledger: Ledger, record: Record, now: datetime) -> Question:
         if number > 1
         else ""
     )
+    fields = [name for name in PARAMS if number <= 1 or name != "result"]  # a result is one call's
     gets = "item has" if items else "task ends with" if record.calls == "body" else "call gives back"
+    gives = f"; the {gets} the result that you give" if "result" in fields else ""
     lines += [
         "",
-        f"*{HAPPENED}*: nothing is sent; the {gets} the result that you give. "
+        f"*{HAPPENED}*: nothing is sent{gives}. "
         f"*{DO_IT}*: it is sent now. *{LEAVE}*: nothing is sent and the task fails.{several}",
     ]
     what = f"item {calls[0].name} of {record.identity}" if items else str(record.identity)
-    return Question(f"Did {what} happen?", "\n".join(lines), list(PARAMS))
+    return Question(f"Did {what} happen?", "\n".join(lines), fields)
 
 
 def _items_in_doubt(ledger: Ledger, record: Record) -> int:
@@ -127,8 +129,8 @@ PARAMS: Mapping[str, Any] = {
     "result": {
         "value": "",
         "description": f"With “{HAPPENED}”: what the call would have returned (where the task is one call: the task), "
-        "as JSON; a text has its own quotes. Left empty, the task fails where its result is needed, and it cannot be "
-        "given later.",
+        "as JSON; a text has its own quotes. Left empty, the task fails where its result is needed; "
+        "`airflow runguard resolve` can still give it then.",
         "schema": {"type": ["string", "null"]},
     },
     "reason": {
@@ -147,14 +149,23 @@ def present(ti: Any, asked: Question) -> None:
     upsert_hitl_detail(ti_id=ti.id, subject=asked.subject, body=asked.body, options=list(ANSWERS), params=params)
 
 
-def park(since: datetime, fence: int, timeout: timedelta) -> NoReturn:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a form told of: the doubt that the holder of this fence had left, as far as it was known at that time. What
+    came into doubt later was not asked about, so its answer does not settle it."""
+
+    fence: int
+    at: datetime
+
+
+def park(since: datetime, asked: Asked, timeout: timedelta) -> NoReturn:
     """Leave the task instance parked with its form.
 
-    :param since: when it was first asked. :param fence: of the doubt that the form tells of. Both come back with it.
+    :param since: when it was first asked. It comes back with what was ``asked``.
     """
     from airflow.sdk.exceptions import TaskAwaitingInput
 
-    kwargs = {"since": since.isoformat(), "fence": fence}
+    kwargs = {"since": since.isoformat(), "fence": asked.fence, "at": asked.at.isoformat()}
     raise TaskAwaitingInput(method_name=ANSWERED, kwargs=kwargs, timeout=min(timeout, LOOK_AGAIN))
 
 
@@ -212,11 +223,13 @@ def left_behind(ti: Any) -> Answer | None:
     return answer_of(form.model_dump())
 
 
-def apply(ledger: Ledger, record: Record, answer: Answer, asked_fence: int) -> str:
+ANEW = "it came into doubt anew after the form was made"
+
+
+def apply(ledger: Ledger, record: Record, answer: Answer, asked: Asked) -> str:
     """Book a form's answer. For a batch, and for a task that makes its calls itself, it settles each item or call in
     doubt, so that the rest goes on after it.
 
-    :param asked_fence: of the doubt that the form told of. What a later holder left in doubt was not asked about.
     :returns: the ledger's word: ``ok``, ``too_early`` (ask again after ``no_later_than``), ``not_in_doubt`` (somebody
         was first), …
     """
@@ -224,13 +237,16 @@ def apply(ledger: Ledger, record: Record, answer: Answer, asked_fence: int) -> s
         return answer.problem
     if record.state is not State.IN_DOUBT or record.broken:
         return "not_in_doubt"
-    if record.fence != asked_fence:
+    if record.fence != asked.fence:
         return "somebody worked on it after the form was made"
-    calls = doubtful(ledger, record)
-    if record.calls == "batch" and calls:
-        return _apply_to_items(ledger, record, answer, calls)
+    doubts = doubtful(ledger, record)
+    if record.calls == "batch" and doubts:
+        return _apply_to_items(ledger, record, answer, asked, doubts)
+    calls = [call for call in doubts if call.first_unknown_at is None or call.first_unknown_at <= asked.at]
+    if doubts and not calls:
+        return ANEW
     names: list[str | None] = [call.name for call in calls]
-    if record.calls == "body" or answer.word == "failed":
+    if record.calls == "body" or (answer.word == "failed" and calls == doubts):
         names = [None]
     verdict = "ok"
     for name in names or [None]:
@@ -238,7 +254,7 @@ def apply(ledger: Ledger, record: Record, answer: Answer, asked_fence: int) -> s
             record.id,
             answer.word,
             call=name,
-            result=answer.result,
+            result=answer.result if len(names) <= 1 else None,
             actor=answer.actor,
             reason=answer.reason,
             reference=answer.reference,
@@ -247,7 +263,7 @@ def apply(ledger: Ledger, record: Record, answer: Answer, asked_fence: int) -> s
     return verdict
 
 
-def _apply_to_items(ledger: Ledger, record: Record, answer: Answer, calls: Sequence[Call]) -> str:
+def _apply_to_items(ledger: Ledger, record: Record, answer: Answer, asked: Asked, calls: Sequence[Call]) -> str:
     """A result is one item's: only where no other is in doubt."""
     alone = len(calls) == 1 and answer.result is not None
     done = Items(ledger).resolve(
@@ -259,8 +275,11 @@ def _apply_to_items(ledger: Ledger, record: Record, answer: Answer, calls: Seque
         reason=answer.reason,
         reference=answer.reference,
         seen_fence=record.fence,
+        known_by=asked.at,
     )
-    return "too_early" if done.left else done.verdict
+    if done.left:
+        return "too_early"
+    return ANEW if done.verdict == "no_such_call" else done.verdict
 
 
 def _shown(value: Any) -> str:

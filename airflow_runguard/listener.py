@@ -1,10 +1,10 @@
 """The caretaker: a thread in each triggerer that looks after records which nobody holds.
 
 Every few seconds it hears answers that a form was given and its task did not get, wakes parked tasks that were settled
-elsewhere, and tells people; once a minute it settles what died, and by its marker what ``guard.sql`` left in doubt. The
-markers are in other databases, which may hang, so they are asked on a thread of their own. All of it may run many times
-(in several triggerers at once), or not at all: the next claim, the parked task's own look and commands (``sweep``,
-``reconcile``) do the same, later.
+elsewhere, and tells people; once a minute it settles what died, by its marker what ``guard.sql`` left in doubt, and by
+the functions of the DAGs what their tasks do not come back for. Whoever is asked may hang, so that has a thread of its
+own, and the DAGs' code a process of its own. All of it may run many times (in several triggerers at once), or not at
+all: the next claim, the parked task's own look and commands (``sweep``, ``reconcile``) do the same, later.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import subprocess
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -32,6 +34,10 @@ FIRST_ROUND = 10.0
 ROUND = 3.0
 SWEEP = 60.0
 """Seconds between two rounds, and two sweeps."""
+IDLE = 60.0
+"""Seconds for which nobody moved what is in doubt, before the vendor is asked for it: its task asks by itself."""
+ASK_AGAIN = 600.0
+"""Seconds after which the vendor is asked again for one DAG. Each time costs a process that loads the DAG."""
 ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 BRINGS_IT = ("scheduled", "queued", "running")
 """States in which a task that was parked is on its way with its answer."""
@@ -55,7 +61,8 @@ class Caretaker:
     def __init__(self) -> None:
         self.name = f"caretaker {socket.gethostname()}:{os.getpid()}"
         self._swept_at = 0.0
-        self._markers: threading.Thread | None = None
+        self._asking: threading.Thread | None = None
+        self._asked: dict[str, float] = {}
         self._complained = ""
 
     def run(self) -> None:
@@ -89,25 +96,45 @@ class Caretaker:
             for identity, state in ledger.sweep(self.name):
                 log.info("The holder of %s died; it is %s now.", identity, state)
             measures.gauge(ledger)
-            if self._markers is None or not self._markers.is_alive():
-                name = "runguard-markers"
-                self._markers = threading.Thread(target=self.ask_markers, args=(options,), name=name, daemon=True)
-                self._markers.start()
+            if self._asking is None or not self._asking.is_alive():
+                self._asking = threading.Thread(target=self.ask, args=(options,), name="runguard-asking", daemon=True)
+                self._asking.start()
         attend(ledger)
         notices.send(ledger, notices.load(options.notifiers), self.name)
 
-    def ask_markers(self, options: Settings) -> None:
-        """Settle by their markers the doubts that need no DAG, on a connection of its own."""
+    def ask(self, options: Settings) -> None:
+        """Settle what needs no person: by the markers, then by the functions of the DAGs."""
         from airflow_runguard.reconcile import settle_markers
 
         try:
             ledger = Ledger(connect_ledger(options), deployment=options.deployment)
             try:
                 settle_markers(ledger, actor=self.name)
+                due = ledger.dags_to_ask(IDLE)
             finally:
                 ledger.close()
+            now = time.monotonic()
+            self._asked = {dag_id: at for dag_id, at in self._asked.items() if now - at < ASK_AGAIN}
+            for dag_id in due:
+                if dag_id not in self._asked:
+                    self._asked[dag_id] = now
+                    ask_by_dag(dag_id, self.name)
         except Exception as error:
-            log.warning("The caretaker could not ask the markers: %s", error)
+            log.warning("The caretaker could not ask about what is in doubt: %s", error)
+
+
+def ask_by_dag(dag_id: str, actor: str) -> None:
+    """Ask by a DAG's own functions about what is in doubt there. Its code does not run in the triggerer: it may hang,
+    or end its process.
+
+    :raises subprocess.SubprocessError: the process could not be run to its end; all stays in doubt.
+    """
+    words = [sys.executable, "-m", "airflow", "runguard", "reconcile", f"--dag-id={dag_id}", f"--actor={actor}"]
+    done = subprocess.run(  # noqa: S603  # no shell; the words are ours
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_AGAIN, check=False
+    )
+    said = (done.stdout if done.returncode == 0 else done.stderr).strip()
+    log.log(logging.INFO if done.returncode == 0 else logging.WARNING, "Asked for DAG %r: %s", dag_id, said[-2000:])
 
 
 def attend(ledger: Ledger) -> None:
@@ -150,7 +177,7 @@ def _hear(ledger: Ledger, asked: Any, session: Any) -> None:
         return
     record = ledger.get(Identity(asked["deployment"], asked["namespace"], asked["key"]))
     if answer is not None and record is not None:
-        verdict = human.apply(ledger, record, answer, asked["fence"])
+        verdict = human.apply(ledger, record, answer, human.Asked(asked["fence"], asked["at"]))
         if verdict == "ok":
             log.info("The form of %s was answered, and its try had not waited for it.", record.identity)
     if ti is None or ti.state in ENDED:  # else a try may have parked again: it is woken

@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from airflow.providers.standard.operators.python import PythonOperator
@@ -23,7 +24,7 @@ from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core import guard as core
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.entry import PUT_OFF, Entry, depth_of_dag
-from airflow_runguard.human import ANSWERED, answer_of
+from airflow_runguard.human import ANSWERED, Asked, answer_of
 from airflow_runguard.options import ON_DOUBT, Guard, check_mapped
 from airflow_runguard.ordering import VENDOR_KEY
 
@@ -87,14 +88,14 @@ class GuardMixin(_Operator):
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         method: str | None = next_method
         waited_since = asked_since = answer = None
-        asked_fence = 0
+        asked: Asked | None = None
         if next_method == PUT_OFF:
             put_off = next_kwargs or {}
             method, next_kwargs, waited_since = put_off["method"], put_off["kwargs"], put_off["since"]
         elif next_method == ANSWERED:
             parked = next_kwargs or {}
             method, asked_since, answer = None, parked.get("since"), answer_of(parked.get("event"))
-            asked_fence = parked.get("fence", 0)
+            asked = Asked(parked["fence"], datetime.fromisoformat(parked["at"])) if answer else None
         if method is None:  # it had not begun, or a person has said what became of it: from the start
             entry = self._entry(
                 self,
@@ -102,7 +103,7 @@ class GuardMixin(_Operator):
                 context,
                 waited_since=waited_since,
                 asked_since=asked_since,
-                asked_fence=asked_fence,
+                asked=asked,
                 answer=answer,
             )
             return entry.run(lambda: super(GuardMixin, self).execute(context))

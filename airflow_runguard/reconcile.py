@@ -126,7 +126,9 @@ class _Targets:
         def answer(doubt: Doubt) -> Any:
             conn_id = str(doubt.call.intent.get(IN_SQL))
             away = self._known[conn_id].away if conn_id in self._known else ""
-            return StillUnknown(f"not asked, since {conn_id!r} cannot be reached ({away})") if away else ask(doubt)
+            if away:
+                return StillUnknown(f"not asked, since {conn_id!r} cannot be reached ({away})")
+            return core.of_one(ask)(doubt)
 
         return answer
 

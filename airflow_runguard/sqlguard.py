@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 from airflow_runguard import codec
 from airflow_runguard.core.errors import PlanningError, ResultNotStored
 from airflow_runguard.core.failures import classify
+from airflow_runguard.core.reconcile import takes_many
 from airflow_runguard.core.record import Effect, Failure, FailureClass, Result
 from airflow_runguard.core.work import IN_SQL, NOT_STORED, Applied, Doubt, Fenced, Marker, Reconcile, StillUnknown
 
@@ -382,7 +383,10 @@ def _text(result: Result) -> str | None:
 
 
 def answers(on_doubt: object, transaction: Callable[[str], SqlTransaction] = SqlTransaction) -> Reconcile:
-    """Who is asked about a doubt: the marker for a call of ``guard.sql``, the author's function for any other."""
+    """Who is asked about a doubt: the marker for a call of ``guard.sql``, the author's function for any other. One that
+    takes many doubts is a batch's, whose items have no markers."""
+    if callable(on_doubt) and takes_many(on_doubt):
+        return cast(Reconcile, on_doubt)
 
     def answer(doubt: Doubt) -> Any:
         if isinstance(doubt.call.intent.get(IN_SQL), str):

@@ -120,6 +120,7 @@ def bypass(
     :raises Refused: a task works on it, nobody knows whether it happened, or some of it is done.
     """
     identity = keys.identity(ledger.deployment, namespace, key)
+    known = ledger.get(identity) is not None
     verdict = ledger.bypass(identity, result=result, reference=reference, actor=actor, reason=reason)
     if verdict != "ok":
         raise Refused(
@@ -128,7 +129,13 @@ def bypass(
             f"Look at it: `{command('explain', identity)}`.",
         )
     given = "its task gives that result back" if result is not None else "where its result is needed, its task says so"
-    return {"said": f"{identity} is booked as done by hand. It is never called; {given}."}
+    told = f"{identity} is booked as done by hand. It is never called; {given}."
+    if not known:
+        told += (
+            " No task has asked for this key yet: if it is misspelt, the task still calls. `airflow runguard preview` "
+            "shows the keys that a DAG would ask for."
+        )
+    return {"said": told, "known": known}
 
 
 def _found(ledger: Ledger, name: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -11,6 +12,7 @@ from airflow_runguard import commands, notices, reconcile
 from airflow_runguard.audit import Alarm, audit
 from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.record import Record
 from airflow_runguard.operators import with_defaults
 from airflow_runguard.ordering import deployment_of
 
@@ -19,12 +21,20 @@ if TYPE_CHECKING:
 
 
 class SweepOperator(BaseOperator):
-    """Settle what dead holders left behind and what a marker of ``guard.sql`` can settle; send the due notices.
+    """Settle what dead holders left behind; ask the markers of ``guard.sql``, and whom ``on_doubt`` names, about all
+    that is in doubt; send the due notices.
 
+    :param on_doubt: who is asked about the records of a task: ``{"dag_id.task_id": function}``. (A worker may not load
+        other DAGs; the triggerer's caretaker and ``airflow runguard reconcile`` do.)
     :returns: what ``airflow runguard sweep`` says: the records that came in doubt, and those that the next try runs;
-        and as ``markers`` what the markers said.
+        and as ``asked`` what was said of each.
     :raises LedgerUnavailable: the ledger is out of reach; the next run sweeps.
     """
+
+    @with_defaults
+    def __init__(self, *, on_doubt: Mapping[str, Callable[[Any], Any]] | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.on_doubt = dict(on_doubt or {})
 
     def execute(self, context: Context) -> dict[str, Any]:
         options = settings()
@@ -33,12 +43,18 @@ class SweepOperator(BaseOperator):
             ledger.check()
             actor = f"{self.dag_id}.{self.task_id}"
             swept = commands.sweep(ledger, actor=actor)
-            swept["markers"] = reconcile.settle_markers(ledger, actor=actor)["asked"]
+            swept["asked"] = reconcile.settle_markers(ledger, actor=actor)["asked"]
+            if self.on_doubt:
+                swept["asked"] += reconcile.settle_all(ledger, self._who, actor=actor)["asked"]
             told = notices.send(ledger, notices.load(options.notifiers), actor)
         finally:
             ledger.close()
         self.log.info("%s %d notice(s) sent.", swept["said"], told)
         return swept
+
+    def _who(self, record: Record) -> Callable[[Any], Any] | str:
+        task = f"{record.holder.dag_id}.{record.holder.task_id}"
+        return self.on_doubt.get(task) or f"this sweep asks nobody about task {task}"
 
 
 class LedgerAuditOperator(BaseOperator):

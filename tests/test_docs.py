@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import shlex
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_runguard import BatchGuard, GuardContext
 from airflow_runguard.cli import _parser
 from airflow_runguard.core.record import TRANSITIONS
 from airflow_runguard.provider_info import get_provider_info
@@ -194,3 +196,13 @@ def test_every_sentence_that_is_explained_is_one_that_is_said(part: str) -> None
     quoted = [cells[0].strip("“”") for cells in rows(section(OPERATIONS, part))]
     assert quoted
     assert [sentence for sentence in quoted if sentence not in sentences()] == []
+
+
+def test_every_option_of_an_author_has_its_line() -> None:
+    page = (ROOT / "docs/options.md").read_text()
+    told = set(re.findall(r"`([a-z_]+)`", page))
+    options = {option.name for option in dataclasses.fields(BatchGuard)}
+    assert options - told == set()
+    for method in ("call", "acall", "gather", "map", "sql", "submit", "remember"):
+        assert hasattr(GuardContext, method)
+        assert f"guard.{method}(" in page

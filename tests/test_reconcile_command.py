@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +15,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_runguard import Applied, config
 from airflow_runguard.core import guard
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, State
+from airflow_runguard.core.work import Doubt
+from airflow_runguard.listener import Caretaker
+from airflow_runguard.reconcile import settle_all
+from airflow_runguard.upkeep import SweepOperator
 from tests.core import engine
 from tests.core.books import enter, expire, long_ago
 
@@ -50,12 +56,19 @@ with DAG("bill", schedule=None):
 """
 
 
+def here(home: Path) -> dict[str, str]:
+    return {
+        "AIRFLOW_HOME": str(home),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__RUNGUARD__DEPLOYMENT": engine.DEPLOYMENT,
+    }
+
+
 def typed(home: Path, *words: str, **extra: str) -> subprocess.CompletedProcess[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}
-    here = {"AIRFLOW_HOME": str(home), "AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__RUNGUARD__DEPLOYMENT": "test"}
     return subprocess.run(
         [str(AIRFLOW), *words],
-        env={**clean, **here, **extra},
+        env={**clean, **here(home), **extra},
         capture_output=True,
         text=True,
         timeout=120,
@@ -136,6 +149,68 @@ def test_p03_reconcile_asks_by_the_dags_functions_and_says_of_each_what_came_of_
         (line,) = [line for line in swept["asked"] if line["record"] == "dead/found"]
         assert line["outcome"] == "happened", "a sweep asks the vendor about what it finds"
         assert ledger.calls(held.id)[0].state is CallState.DONE
+
+
+def test_p03_the_caretaker_asks_by_the_dags_functions_for_what_no_task_comes_back_for(
+    home: Path, ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once in a while for each DAG, in a process of its own; what its functions cannot say stays in doubt."""
+    for name in list(os.environ):
+        if name.startswith(("AIRFLOW", "_AIRFLOW")):
+            monkeypatch.delenv(name)
+    for name, value in {**here(home), "AIRFLOW_CONN_RUNGUARD_LEDGER": ledger_url}.items():
+        monkeypatch.setenv(name, value)
+    options = config.settings()
+    with closing(engine.open_ledger(ledger_url)) as ledger, psycopg.connect(ledger_url, autocommit=True) as sql:
+        for key in ("found", "absent", "cannot say"):
+            in_doubt(ledger, sql, key, "bill", "charge")
+        caretaker = Caretaker()
+        caretaker.ask(options)  # their tasks may still come back for them
+        assert {record.state for record in ledger.list()} == {State.IN_DOUBT}
+        with sql.transaction():
+            sql.execute("set local session_replication_role = replica")  # as if nobody had moved them for long
+            sql.execute("update runguard.record set updated_at = clock_timestamp() - interval '61 seconds'")
+        assert ledger.dags_to_ask(60.0) == ["bill"]
+        caretaker.ask(options)
+        states = {record.identity.key: record.state for record in ledger.list()}
+        assert states == {"found": State.PENDING, "absent": State.PENDING, "cannot say": State.IN_DOUBT}
+        found = ledger.get(engine.identity("found"))
+        assert found is not None
+        (said,) = [event.actor for event in ledger.events(found.id) if event.kind == "resolved"]
+        assert said == f"reconcile, started by {caretaker.name}"
+        began = time.monotonic()
+        caretaker.ask(options)  # it was asked for a moment ago: no process is started
+        assert time.monotonic() - began < 1
+
+
+def test_p03_a_function_of_many_doubts_answers_about_one(ledger_url: str) -> None:
+    asked: list[list[str]] = []
+
+    async def find(doubts: list[Doubt]) -> dict[str, Any]:
+        asked.append([doubt.call.name for doubt in doubts])
+        return {doubt.call.name: Applied("ch_1") for doubt in doubts}
+
+    with closing(engine.open_ledger(ledger_url)) as ledger, psycopg.connect(ledger_url, autocommit=True) as sql:
+        in_doubt(ledger, sql, "found", "bill", "charge")
+        said = settle_all(ledger, lambda record: find, actor="reconcile")
+        assert [line["outcome"] for line in said["asked"]] == ["happened"]
+        assert asked == [["charge"]]
+
+
+def test_p03_the_sweep_operator_asks_whom_it_is_given_for_a_task(
+    ledger_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", ledger_url)
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", engine.DEPLOYMENT)
+    with closing(engine.open_ledger(ledger_url)) as ledger, psycopg.connect(ledger_url, autocommit=True) as sql:
+        in_doubt(ledger, sql, "found", "bill", "charge")
+        in_doubt(ledger, sql, "other", "bill", "refund")
+        sweep = SweepOperator(task_id="sweep", on_doubt={"bill.charge": lambda doubt: Applied("ch_1")})
+        said = sweep.execute({})
+        assert {line["record"]: (line["outcome"], line["why"]) for line in said["asked"]} == {
+            "billing/found": ("happened", "it is there"),
+            "billing/other": ("nobody", "this sweep asks nobody about task bill.refund"),
+        }
 
 
 def in_doubt(ledger: Ledger, sql: psycopg.Connection[Any], key: str, dag_id: str, task_id: str) -> None:

@@ -146,7 +146,7 @@ def test_p10_where_no_triggerer_runs_the_sweep_operator_asks_the_markers(
     until(lambda: ledger.check()["now"], lambda now: now > dead.lease_until)
     said = SweepOperator(task_id="sweep").execute({})
     assert said["in_doubt"] == ["billing/k"]
-    assert [line["outcome"] for line in said["markers"]] == ["happened"]
+    assert [line["outcome"] for line in said["asked"]] == ["happened"]
     assert ledger.calls(dead.id)[0].state is CallState.DONE
 
 

@@ -64,6 +64,8 @@ def test_p12_a_freeze_is_typed_listed_and_thawed_with_the_same_words(ask: Type, 
 def test_p13_work_done_by_hand_is_booked_and_refused_where_it_could_hide_an_effect(ask: Type, ledger_url: str) -> None:
     said = ask("bypass", "k", "--namespace", "billing", "--result", '"by hand"', "--reason", "in the portal")
     assert said.code == 0
+    assert said.data["known"] is False
+    assert "if it is misspelt, the task still calls" in said.data["said"]
     assert claimed(ledger_url, "k") is Verdict.REPLAY
     assert claimed(ledger_url, "other") is Verdict.RUN
     refused = ask("bypass", "other", "--namespace", "billing", "--reason", "r")

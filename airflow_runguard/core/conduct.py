@@ -7,9 +7,11 @@ record is left.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -22,17 +24,19 @@ from airflow_runguard.core.calling import Calling
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.errors import NotApplied, PlanningError
 from airflow_runguard.core.items import PAGE, Count, Planned, Selection
-from airflow_runguard.core.reconcile import ask
+from airflow_runguard.core.reconcile import ask, awaited
 from airflow_runguard.core.record import (
     Call,
     CallState,
     Completeness,
     Effect,
+    Event,
     Failure,
     FailureClass,
     Grant,
     Settlement,
     State,
+    name_at,
 )
 from airflow_runguard.core.spool import Chosen, Spool
 from airflow_runguard.core.work import Applied, Done, Doubt, Ended, InDoubt, Leave, Waiting, dumped
@@ -88,6 +92,7 @@ class _Conductor(Holding):
     def _reconcile(self) -> None:
         """Ask the vendor once about each item in doubt, a page at a time."""
         record = self.ask(lambda grant: self.writer.ledger.get(grant.identity))
+        renamed = self.ask(lambda grant: self.writer.ledger.renamed(grant.record_id))
         after = ""
         while True:
             page: list[Call] = self.ask(partial(self._doubtful, after))
@@ -95,13 +100,17 @@ class _Conductor(Holding):
                 return
             after = page[-1].name
             now: datetime = self.ask(lambda grant: self.writer.ledger.check()["now"])
-            doubts = [Doubt(record, call, self.vendor_key(call.name, call.attempt), call.intent, now) for call in page]
+            doubts = [Doubt(record, call, self._sent_under(call, renamed), call.intent, now) for call in page]
             answers = self._answers(doubts)
             for call in page:  # looked for when it could still arrive: what is not there may come after the look
                 early = call.no_later_than is not None and call.no_later_than > now
                 if early and isinstance(answers.get(call.name), NotApplied):
                     del answers[call.name]
             self._book_answers(answers)
+
+    def _sent_under(self, call: Call, renamed: Sequence[Event]) -> str:
+        name = name_at(self.claim.identity, renamed, call.first_intent_at)
+        return self.vendor_key(call.name, call.attempt, name)
 
     def _doubtful(self, after: str, grant: Grant) -> list[Call]:
         chosen = Selection(CallState.IN_DOUBT)
@@ -111,7 +120,8 @@ class _Conductor(Holding):
         reconcile: Any = self.work.reconcile
         if self.batch.reconcile_chunks:
             try:
-                return dict(reconcile(doubts))
+                answers = reconcile(doubts)
+                return dict(asyncio.run(awaited(answers)) if inspect.isawaitable(answers) else answers)
             except Exception as error:
                 log.warning("The reconcile function failed; these items stay in doubt: %s", error, exc_info=True)
                 return {}

@@ -68,7 +68,8 @@ class ResultNotStored(RunGuardError):
 
     remedy = (
         "Make the result serialisable, or say store_result='none' where nobody reads it; `airflow runguard "
-        "resolve KEY --happened --result JSON --reason …` gives this record a result by hand."
+        "resolve KEY --happened --result JSON --reason …` gives it a result by hand (one call of it: --call NAME, an "
+        "item of a batch: --items key=ITEM)."
     )
 
 

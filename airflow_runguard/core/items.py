@@ -181,11 +181,13 @@ class Items:
         force: bool = False,
         seen_fence: int | None = None,
         nonce: str | None = None,
+        known_by: datetime | None = None,
     ) -> Changed:
         """Say what became of items in doubt (``happened`` also of failed ones).
 
         :param results: one for each of ``chosen.names``.
         :param nonce: of the holder, whose reconciler says it while the batch runs.
+        :param known_by: what came into doubt later is not spoken of, and is left as it is.
         """
         return self._changed(
             "resolve_items",
@@ -199,6 +201,7 @@ class Items:
             force=force,
             seen_fence=seen_fence,
             nonce=nonce,
+            known_by=known_by,
         )
 
     def reopen(

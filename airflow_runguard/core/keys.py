@@ -268,7 +268,7 @@ FLAT_FIELDS = 64
 def _flat(value: dict[Any, Any]) -> str | None:
     """The canonical form of what most items of a batch are, several times as fast: a mapping of plain names to texts,
     whole numbers and truths. ``None`` = it is more than that (or refused), and takes the long way."""
-    names = _shape(tuple(value)) if len(value) <= FLAT_FIELDS else None
+    names = _shape(tuple(value)) if len(value) <= FLAT_FIELDS and {*map(type, value)} <= {str} else None
     if names is None:
         return None
     parts = []
@@ -292,9 +292,9 @@ def _flat(value: dict[Any, Any]) -> str | None:
 @functools.lru_cache(256)
 def _shape(names: tuple[Any, ...]) -> tuple[tuple[str, str], ...] | None:
     """A mapping's names in canonical order, each also as it is written; ``None`` where one is more than plain."""
-    if not all(isinstance(name, str) and name.isidentifier() and name.isascii() for name in names):
+    if not all(name.isidentifier() and name.isascii() for name in names):
         return None
-    return tuple((name, f'"{name}":') for name in sorted(str.__str__(name) for name in names))
+    return tuple((name, f'"{name}":') for name in sorted(names))
 
 
 _SHORT_INT = 10**18

@@ -292,6 +292,10 @@ class Ledger(People, Waits):
         rows = self._all("sweep", {"actor": actor, "limit": limit})
         return [(Identity(self.deployment, row["namespace"], row["key"]), State(row["state"])) for row in rows]
 
+    def dags_to_ask(self, idle: float) -> list[str]:
+        """DAGs with something in doubt that their functions may settle, and that nobody moved for so many seconds."""
+        return [row["dag_id"] for row in self._all("dags_to_ask", {"deployment": self.deployment, "idle": idle})]
+
     # -- audit and measures -------------------------------------------------------------------------------------------
 
     def audit(self, what: str, **rules: Any) -> Sequence[Mapping[str, Any]]:
@@ -387,6 +391,13 @@ class Ledger(People, Waits):
         return [call_of(row) for row in self._all("calls", {"record_id": record_id})]
 
     def events(self, record_id: int) -> Sequence[Event]:
+        return self._told("events", record_id)
+
+    def renamed(self, record_id: int) -> Sequence[Event]:
+        """What :func:`~airflow_runguard.core.record.name_at` needs."""
+        return self._told("renamed", record_id)
+
+    def _told(self, statement: str, record_id: int) -> Sequence[Event]:
         return [
             Event(
                 row["id"],
@@ -398,7 +409,7 @@ class Ledger(People, Waits):
                 row["reason"],
                 json.loads(row["detail"]),
             )
-            for row in self._all("events", {"record_id": record_id})
+            for row in self._all(statement, {"record_id": record_id})
         ]
 
 

@@ -37,13 +37,21 @@ class People(Seam):
         )
 
     def reopen(
-        self, record_id: int, *, seen_generation: int, actor: str, reason: str, again_although_applied: bool = False
+        self,
+        record_id: int,
+        *,
+        seen_generation: int,
+        actor: str,
+        reason: str,
+        again_although_applied: bool = False,
+        seen_fence: int | None = None,
     ) -> str:
         """Order finished work anew, as the next generation."""
         return self._word(
             "reopen",
             record_id=record_id,
             seen_generation=seen_generation,
+            seen_fence=seen_fence,
             again_although_applied=again_although_applied,
             actor=actor,
             reason=reason,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import CallState, Record, Result, State
+from airflow_runguard.core.record import CallState, Record, Result, State, name_at
 from airflow_runguard.core.rows import DEFAULT_PAUSE
 from airflow_runguard.core.work import (
     BODY,
@@ -63,11 +63,18 @@ class Finding:
 def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
     """What is doubtful about a record, each with what a look-up needs. ``now`` is read before anybody is asked."""
     now: datetime = ledger.check()["now"]
+    renamed = ledger.renamed(record.id)
     return [
         Doubt(
             record=record,
             call=call,
-            vendor_key=keys.vendor_key(ledger.installation, record.identity, call.name, call.generation, call.attempt),
+            vendor_key=keys.vendor_key(
+                ledger.installation,
+                name_at(record.identity, renamed, call.first_intent_at),
+                call.name,
+                call.generation,
+                call.attempt,
+            ),
             intent=record.payload.readable if call.name == BODY else call.intent,
             now=now,
         )
@@ -106,15 +113,37 @@ def settle(
     return findings
 
 
+def takes_many(reconcile: Callable[..., Any]) -> bool:
+    """Whether a function is asked about a list of doubts (its parameter is called ``doubts``) and answers with a
+    mapping call → answer."""
+    return "doubts" in inspect.signature(reconcile).parameters
+
+
+def of_one(reconcile: Callable[..., Any]) -> Reconcile:
+    """A function that may take many doubts, as a function of one."""
+    if not takes_many(reconcile):
+        return reconcile
+
+    def one(doubt: Doubt) -> Any:
+        answers = reconcile([doubt])
+        return _picked(answers, doubt) if inspect.isawaitable(answers) else answers.get(doubt.call.name)
+
+    return one
+
+
+async def _picked(answers: Awaitable[Mapping[str, Any]], doubt: Doubt) -> Any:
+    return (await answers).get(doubt.call.name)
+
+
 def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
     """The answer of one function, sync or async; where there is none, the :class:`Finding` that says why.
 
     Signals (an execution timeout, say) go through: they say nothing about the vendor.
     """
     try:
-        answer: object = reconcile(doubt)
+        answer: object = of_one(reconcile)(doubt)
         if inspect.isawaitable(answer):
-            answer = asyncio.run(_awaited(answer))
+            answer = asyncio.run(awaited(answer))
     except NotApplied as error:
         answer = error
     except Exception as error:
@@ -129,7 +158,7 @@ def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
     return StillUnknown(f"the look-up answered {answer!r}, which is none of Applied, NotApplied, StillUnknown")
 
 
-async def _awaited(answer: Awaitable[T]) -> T:
+async def awaited(answer: Awaitable[T]) -> T:
     return await answer
 
 

@@ -6,7 +6,7 @@ Everything here is frozen and does no I/O. The SQL has the same words in its col
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -128,6 +128,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.IN_DOUBT, State.RUNNING, "claim", "repeating was declared safe (on_doubt='replay'); or a batch"),
     Transition(State.DONE, State.PENDING, "person", "reopen: generation + 1"),
     Transition(State.DONE, State.RUNNING, "claim", "a batch, whose list may have grown; what is done stays done"),
+    Transition(State.DONE, State.IN_DOUBT, "claim", "a batch, when the ledger lost time: more of its list may be done"),
 )
 
 
@@ -452,6 +453,8 @@ class Call:
     submitted: bool
     """``external_id`` names a job that a later holder attaches to."""
     intent: Mapping[str, Any]
+    result_missing: str
+    """Why a result that should be there is not; '' = it is there, or none is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +469,15 @@ class Event:
     actor: str
     reason: str
     detail: Mapping[str, Any]
+
+
+def name_at(identity: Identity, events: Sequence[Event], moment: datetime | None) -> Identity:
+    """The name that the record had then: vendor keys were made from that one, whatever it is called now."""
+    for event in events:
+        if event.kind == "renamed" and moment is not None and event.at > moment:
+            namespace, key = event.detail["from"]
+            return Identity(identity.deployment, namespace, key)
+    return identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,6 +517,8 @@ class Record:
     created_at: datetime
     updated_at: datetime
     finished_at: datetime | None
+    known_since: datetime
+    """When it was last entered, or spoken of as a whole by a person."""
     broken: str
     """Why it cannot be read ('' = it can)."""
     seen: str = ""

@@ -346,6 +346,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         finished_at=row["finished_at"],
+        known_since=row["known_since"],
         broken=row["broken"],
         seen=row["seen"],
     )
@@ -370,4 +371,5 @@ def call_of(row: Mapping[str, Any]) -> Call:
         external_id=row["external_id"] or "",
         submitted=row["submitted"],
         intent=object_of(row["intent"] or "{}"),
+        result_missing=row["result_missing"] or "",
     )

@@ -57,8 +57,8 @@ class Waits(Seam):
         row = self._one("watched", {"fresh": fresh})
         return int(row["waits"]) if row["watched"] else None
 
-    def ask(self, record: Record, holder: Holder) -> None:
-        """Book that this task instance is parked with a form about the record."""
+    def ask(self, record: Record, holder: Holder, at: datetime) -> None:
+        """Book that this task instance is parked with a form about the record, as it was at that time."""
         self._one(
             "ask",
             {
@@ -70,6 +70,7 @@ class Waits(Seam):
                 "task_id": holder.task_id,
                 "run_id": holder.run_id,
                 "map_index": holder.map_index,
+                "at": at,
                 "actor": str(holder),
             },
         )

@@ -357,7 +357,7 @@ def in_doubt(
     call = " [--call NAME: only that call, the rest of the body goes on]" if order.calls == "explicit" else ""
     who = {
         "ask": "A person decides",
-        "reconcile": "The next try asks the vendor again; a person may decide",
+        "reconcile": "The task asks the vendor; a person may decide",
         "replay": "The next try repeats it under the same vendor key, while the vendor remembers; a person may decide",
     }[on_doubt]
     return InDoubt(

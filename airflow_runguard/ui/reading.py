@@ -253,7 +253,7 @@ def record(board: BoardDep, who: ReaderDep, record_id: Number) -> Data:
     gates = [gate for gate in board.board_gates(None) if gate["name"] == row["gate"]] if row["gate"] else []
     return {
         "now": shapes.plain(row["now"]),
-        "record": shapes.record(row, value, _doubtful(board, value), hide),
+        "record": shapes.record(row, value, _telling(board, value), hide),
         "may_change": who.may_change(row["dag_id"]),
         "gate": _gate(gates[0]) if gates else None,
         "events": [shapes.told(event) for event in board.events_of(record_id, limit=100)],
@@ -276,13 +276,14 @@ def seen(board: Board, who: ReaderDep, record_id: int) -> Mapping[str, Any]:
     return row
 
 
-def _doubtful(board: Board, value: Record) -> list[Call]:
-    """Some of the calls whose outcome is unknown, to name them."""
-    if value.state is not State.IN_DOUBT:
+def _telling(board: Board, value: Record) -> list[Call]:
+    """Some of the calls that say why it stands there, to name them: those in doubt, or what is done."""
+    asked = "in_doubt" if value.state is State.IN_DOUBT else "done" if value.state is State.PENDING else None
+    if asked is None:
         return []
     after: str | None = ""
     for _ in range(LOOKS):
-        page = board.calls_of(value.id, value.generation, state="in_doubt", after=after or "", limit=20)
+        page = board.calls_of(value.id, value.generation, state=asked, after=after or "", limit=20)
         if page.rows or page.after is None:
             return [call_of(row) for row in page.rows]
         after = page.after

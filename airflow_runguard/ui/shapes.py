@@ -16,7 +16,7 @@ from airflow_runguard import commands
 from airflow_runguard import explain as words
 from airflow_runguard.core import keys
 from airflow_runguard.core.board import Board
-from airflow_runguard.core.record import Call, Event, Record, State
+from airflow_runguard.core.record import Call, Event, Record, State, name_at
 from airflow_runguard.core.rows import call_of, object_of
 from airflow_runguard.masking import Hide
 
@@ -99,7 +99,7 @@ def ledger_event(row: Mapping[str, Any]) -> Data:
 def call(board: Board, record: Record, row: Mapping[str, Any], renamed: Sequence[Event], hide: Hide | None) -> Data:
     """A call, with the key that it was sent under, made from the name that the record had then."""
     one = call_of(row)
-    name = words.name_at(record.identity, renamed, one.intent_at)
+    name = name_at(record.identity, renamed, one.intent_at)
     shown = {
         "name": one.name,
         "state": one.state,
@@ -116,6 +116,7 @@ def call(board: Board, record: Record, row: Mapping[str, Any], renamed: Sequence
         "error": one.error,
         "evidence": one.evidence,
         "external_id": one.external_id,
+        "result_missing": one.result_missing,
         "vendor_key": keys.vendor_key(board.installation, name, one.name, one.generation, one.attempt),
     }
     if hide is not None:
@@ -131,7 +132,7 @@ def record(row: Mapping[str, Any], value: Record, calls: Sequence[Call], hide: H
         "why": stands.why,
         "who": stands.who,
         "commands": dict(stands.commands),
-        "doubtful": [call.name for call in calls],
+        "doubtful": [call.name for call in calls if call.state in words.OPEN],
         "claims": row["claims"],
         "pauses": row["pauses"],
         "call_style": row["calls"],

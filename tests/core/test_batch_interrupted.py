@@ -14,7 +14,7 @@ import pytest
 
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.items import Items, Selection
-from airflow_runguard.core.record import State
+from airflow_runguard.core.record import Completeness, Result, Settlement, State
 from airflow_runguard.core.work import Applied, Decision, Done, Ended, HandOver, InDoubt, Passed, Waiting
 from tests.core import batches, books, engine
 from tests.core.batches import Counting, invoices
@@ -318,3 +318,50 @@ def test_a_batch_under_the_key_of_other_work_is_refused(ledger):
     how = batches.run(ledger, invoices("a"), Counting())
     assert isinstance(how, Ended)
     assert "other calls" in how.message
+
+
+@pytest.mark.parametrize("completeness", [Completeness.FULL, Completeness.PARTIAL])
+def test_p08_a_batch_that_a_person_took_away_is_not_done_by_what_its_old_holder_counted(ledger, completeness):
+    """Between its count and its settlement an item may have been ordered anew."""
+    held = begun_and_killed(ledger, "b")
+    assert ledger.release(held.id, actor="ann", reason="it hangs") == "ok"
+    held.write(settlement=Settlement(State.DONE, Result(b"{}"), completeness=completeness), outcomes=[books.said("b")])
+    assert batches.states(ledger) == {"a": "pending", "b": "done", "c": "pending"}
+    assert batches.record(ledger).state is State.PENDING
+    pay = Counting()
+    assert isinstance(batches.run(ledger, invoices(*"abc"), pay), Done)
+    assert pay.calls == ["a", "c"]
+
+
+def test_p02_a_person_says_later_what_an_item_gave_back(ledger, sql):
+    begun_and_killed(ledger, "b")
+    dead(sql, ledger)
+    batches.run(ledger, invoices(*"abc"), Counting())
+    line, items = batches.record(ledger), Items(ledger)
+    said = {"actor": "ann", "reason": "looked it up"}
+    assert items.resolve(line.id, "happened", Selection.parse("in_doubt"), **said).verdict == "ok"
+    missing = items.result(line.id, 1, "b", "all")
+    assert missing is not None
+    assert missing.missing
+    later = items.resolve(line.id, "happened", Selection.parse("key=b"), results=[b'"ch_1"'], **said)
+    assert (later.verdict, later.items) == ("ok", 1)
+    found = items.result(line.id, 1, "b", "all")
+    assert (found.data, found.missing) == (b'"ch_1"', "")
+    again = items.resolve(line.id, "happened", Selection.parse("key=b"), results=[b'"ch_2"'], **said)
+    assert again.verdict == "no_such_call"
+    assert isinstance(batches.run(ledger, invoices(*"abc"), Counting()), Done)
+
+
+def test_p05_a_late_outcome_of_an_item_of_a_batch_that_is_done_is_doubt_and_the_next_run_does_not_call_it(ledger, sql):
+    frozen = begun_and_killed(ledger, "b")
+    dead(sql, ledger)
+    batches.run(ledger, invoices(*"abc"), Counting())
+    said = {"actor": "ann", "reason": "nothing there"}
+    Items(ledger).resolve(batches.record(ledger).id, "did_not_happen", Selection.parse("key=b"), force=True, **said)
+    declines = Counting(b=NotApplied("declined"))
+    assert isinstance(batches.run(ledger, invoices(*"abc"), declines, allow_partial=True), Done)
+    assert (declines.calls, batches.record(ledger).completeness) == (["b"], Completeness.PARTIAL)
+    frozen.outcome("b")
+    pay = Counting()
+    assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), InDoubt)
+    assert pay.calls == ["d"]

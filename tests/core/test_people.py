@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_runguard import explain
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import TRANSITIONS, Outcome, Record, Result, State, Verdict
 from tests.core import books, engine
@@ -115,6 +116,46 @@ def test_p13_calls_are_resolved_one_by_one_and_the_next_run_goes_on_after_them(l
     assert [answer.verdict for answer in answers.values()] == ["replay", "run", "replay"]
     assert answers["charge"].result == Result(b'"ch_1"')
     assert answers["book"].result == Result(None, "resolved by hand without a result")
+
+
+def test_p02_a_person_says_later_what_a_call_gave_back_and_is_told_to(ledger: Ledger, sql: SQL) -> None:
+    held = doubtful(ledger, sql, "charge", "it's booked")
+    for call in ("charge", "it's booked"):
+        assert ledger.resolve(held.id, "happened", call=call, **WORDS) == "ok"
+    stands = explain.standing(record_of(ledger, held), ledger.calls(held.id), ledger.check()["now"])
+    assert stands.why.startswith(
+        "Part of it happened and is not called again: charge, it's booked. But nobody has said"
+    )
+    (command, _) = stands.commands.values()
+    assert "--call=charge --happened --result=JSON" in command
+    assert ledger.resolve(held.id, "happened", call="charge", **WORDS) == "not_in_doubt"
+    assert ledger.resolve(held.id, "happened", call="charge", result=b'"ch_1"', **WORDS) == "ok"
+    assert ledger.resolve(held.id, "happened", call="charge", result=b'"ch_2"', **WORDS) == "not_in_doubt"
+    assert ledger.resolve(held.id, "happened", call="it's booked", result=b"2", **WORDS) == "ok"
+    assert traced(ledger, held, "resolved", answer="the missing result", call="it's booked")
+    stands = explain.standing(record_of(ledger, held), ledger.calls(held.id), ledger.check()["now"])
+    assert stands.why.startswith(
+        "Part of it happened and is not called again: charge, it's booked. The rest is still to be done"
+    )
+    answers = enter(ledger, held.order).write(intents=[("charge", "{}"), ("it's booked", "{}")]).intents
+    assert [answer.result for answer in answers.values()] == [Result(b'"ch_1"'), Result(b"2")]
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_p05_a_late_outcome_of_a_call_that_a_person_denied_is_doubt_also_while_others_are_in_doubt(
+    ledger: Ledger, sql: SQL, others: int
+) -> None:
+    held = doubtful(ledger, sql, "charge", *["email"][:others])
+    assert ledger.resolve(held.id, "did_not_happen", call="charge", **WORDS) == "ok"
+    held.outcome("charge")
+    assert "a stale holder reports that it was applied" in record_of(ledger, held).error
+    for _ in range(others):
+        assert ledger.resolve(held.id, "happened", call="email", **WORDS) == "ok"
+    assert state_of(ledger, held.order) is State.IN_DOUBT
+    assert ledger.claim(held.order, engine.holder()).verdict is Verdict.IN_DOUBT
+    assert ledger.resolve(held.id, "happened", call="charge", result=b'"ch_1"', **WORDS) == "ok"
+    answer = enter(ledger, held.order).write(intents=[("charge", "{}")]).intents["charge"]
+    assert answer.result == Result(b'"ch_1"')
 
 
 @pytest.mark.parametrize("kept", ["digest", "none"])

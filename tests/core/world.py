@@ -268,12 +268,12 @@ class World:
 
     def _reported(self, name: str) -> None:
         """A stale holder says that it was applied."""
-        if self.state not in (State.DONE, State.IN_DOUBT) and name not in self.done:
+        if self.state is not State.DONE and name not in self.done:
             if name not in self.unresolved:
                 self.unresolved[name] = self.attempts[name]
                 self.reported.add(name)
-            self.told = self.state is State.RUNNING
-            self.state = self.state if self.told else State.IN_DOUBT
+            self.told = self.told or self.state is State.RUNNING
+            self.state = State.RUNNING if self.state is State.RUNNING else State.IN_DOUBT
 
     def _answered(self, name: str, kind: str, sending: Sending) -> None:
         if kind == "applied":

@@ -10,8 +10,10 @@ from airflow.sdk import task
 from pydantic import BaseModel
 
 from airflow_runguard import (
+    Applied,
     BatchGuard,
     BatchResults,
+    Doubt,
     GuardedBatchOperator,
     ItemContext,
     Pause,
@@ -131,6 +133,7 @@ def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_th
         pay(LIST)
     airflow.run(dag)
     record = airflow.record()
+    form = human.Asked(record.fence, airflow.ledger.check()["now"])
     asked = human.question(airflow.ledger, record, record.first_unknown_at)
     assert asked.subject == f"Did these 2 items of {record.identity} happen?"
     assert "| item | vendor key |" in asked.body
@@ -139,13 +142,14 @@ def test_p03_a_form_asks_once_about_all_items_in_doubt_and_its_answer_settles_th
     assert "result" not in asked.fields  # there is none that is both items'
 
     def answer(word: str, **given: Any) -> str:
-        return human.apply(
-            airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given), record.fence
-        )
+        return human.apply(airflow.ledger, airflow.record(), human.Answer(word, "person:ann", "seen", **given), form)
 
     assert answer("did_not_happen") == "too_early"
     late = human.Answer("happened", "person:ann", "seen")  # to a form about what an earlier holder left in doubt
-    assert human.apply(airflow.ledger, record, late, record.fence - 1).startswith("somebody worked on it")
+    earlier = human.Asked(record.fence - 1, form.at)
+    assert human.apply(airflow.ledger, record, late, earlier).startswith("somebody worked on it")
+    before = human.Asked(record.fence, record.first_unknown_at - timedelta(seconds=1))  # it came into doubt anew since
+    assert human.apply(airflow.ledger, record, late, before) == human.ANEW
     assert airflow.record() == record
     commands.resolve_items(airflow.ledger, record, "happened", Selection.parse("key=inv-1"), actor="ann", reason="seen")
     asked = human.question(airflow.ledger, airflow.record(), record.first_unknown_at)
@@ -228,3 +232,27 @@ def test_an_item_without_its_key_is_named_before_anything_is_called(airflow, cha
     assert run.state == "failed"
     assert "Item 7 of the list" in run.log
     assert airflow.vendor.charges() == 0
+
+
+def test_p03_a_batch_asks_the_vendor_about_many_items_at_once(airflow, charge):
+    asked: list[list[str]] = []
+
+    async def find(doubts: list[Doubt]) -> dict[str, Any]:
+        asked.append([doubt.call.name for doubt in doubts])
+        return {doubt.call.name: Applied(f"ch_{doubt.call.name}") for doubt in doubts}
+
+    with airflow.dag() as dag:
+
+        @guarded_batch_task(item_key="id", key="chunks", on_doubt=find)
+        def pay(invoice: dict[str, Any]) -> Any:
+            if invoice["id"] in ("inv-1", "inv-4"):
+                raise TimeoutError("no answer")
+            return charge(invoice["id"])["id"]
+
+        pay(LIST)
+    airflow.run(dag)
+    again = airflow.run(dag)
+    assert again.state == "success"
+    assert asked == [["inv-1", "inv-4"]]
+    assert BatchResults(again.result("pay"))["inv-4"] == "ch_inv-4"
+    assert len(airflow.vendor.requests()) == 4

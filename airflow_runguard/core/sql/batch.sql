@@ -224,12 +224,13 @@ language sql immutable as $$
                     and (p_state is not null or p_names is not null), false)
 $$;
 
--- Says what became of items in doubt; 'happened' also of failed ones. p_results = null: there is no result; one for each
--- name otherwise. p_nonce: the holder itself says it, of a running batch, for its reconciler. Items whose request may still
+-- Says what became of items in doubt; 'happened' also of failed ones, and with a result of those that are done but lack
+-- theirs. p_results = null: there is no result; one for each name otherwise. p_known_by: it speaks of no doubt
+-- that is younger (null = of all). p_nonce: the holder itself says it, of a running batch, for its reconciler. Items whose request may still
 -- reach the vendor are left as they are ('early' counts them), unless forced.
 create or replace function runguard.resolve_items(
     p_record_id bigint, p_seen_fence bigint, p_answer text, p_state text, p_class text, p_names text[], p_results bytea[],
-    p_reference text, p_actor text, p_reason text, p_force boolean, p_nonce text
+    p_reference text, p_actor text, p_reason text, p_force boolean, p_nonce text, p_known_by timestamptz
 ) returns table (verdict text, items integer, early integer) language plpgsql as $$
 #variable_conflict use_column
 declare
@@ -257,7 +258,8 @@ begin
     end if;
     select count(*) into v_early from runguard.call c
      where c.record_id = r.id and c.generation = r.generation and runguard.selected(c, p_state, p_class, v_names)
-       and p_answer = 'did_not_happen' and not p_force and c.no_later_than > v_now and c.state in ('started', 'in_doubt');
+       and p_answer = 'did_not_happen' and not p_force and c.no_later_than > v_now and c.state in ('started', 'in_doubt')
+       and coalesce(c.first_unknown_at <= p_known_by, true);
     with changed as (
         update runguard.call c set
                state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
@@ -274,8 +276,10 @@ begin
          where s.record_id = r.id and s.generation = r.generation and runguard.selected(s, p_state, p_class, v_names)
            and c.record_id = s.record_id and c.generation = s.generation and c.name = s.name
            and (c.state = 'in_doubt' or (c.state = 'started' and r.state <> 'running')
-                or (c.state = 'failed' and p_answer = 'happened'))
+                or (c.state = 'failed' and p_answer = 'happened')
+                or (runguard.lacks_result(c) and p_answer = 'happened' and g.result is not null))
            and not (p_answer = 'did_not_happen' and not p_force and coalesce(c.no_later_than > v_now, false))
+           and coalesce(c.first_unknown_at <= p_known_by, true)
         returning c.name
     ) select array_agg(x.name order by x.name) into v_done from changed x;
     items := coalesce(cardinality(v_done), 0);

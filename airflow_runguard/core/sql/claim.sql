@@ -5,6 +5,12 @@
 create or replace function runguard.may_resend(c runguard.call, p_key_lifetime interval) returns boolean
 language sql volatile as $$
     select p_key_lifetime is not null and clock_timestamp() < c.first_intent_at + p_key_lifetime and not c.same_again
+           and not c.final                      -- else it would go out under its next key
+$$;
+
+-- Whether a call had its effect, or may have: it is done, under way, unknown, or a job that goes on at the vendor.
+create or replace function runguard.may_have_happened(c runguard.call) returns boolean language sql immutable as $$
+    select c.state in ('started', 'done', 'in_doubt') or c.effect is not distinct from 'applied' or (c.submitted and not c.final)
 $$;
 
 create or replace function runguard.holder_of(r runguard.record) returns text language sql stable as $$
@@ -105,6 +111,7 @@ declare
     expired  boolean;
     resend   boolean;
     frozen   text;
+    lost     boolean;                           -- the ledger lost time since it was last entered
     v_slot   timestamptz;
 begin
     loop
@@ -146,17 +153,7 @@ begin
                 return;
             end if;
         end if;
-        if r.id is null then                    -- also each time that somebody else's claim came to nothing
-            perform runguard.pin();
-            select * into strict m from runguard.meta;
-            reason := runguard.lost_time(m);
-            if reason <> '' then
-                verdict := 'lost_time';
-                now := clock_timestamp();
-                return;
-            end if;
-            frozen := case when m.freezes > 0 then runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) end;
-        end if;
+        perform runguard.pin();
         if locked then
             select * into r from runguard.record k
              where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
@@ -164,7 +161,15 @@ begin
             select * into r from runguard.record k
              where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key;
         end if;
+        select * into strict m from runguard.meta;      -- after the wait for the lock, in which time may have been lost
+        reason := runguard.lost_time(m);
         now := clock_timestamp();
+        if reason <> '' then
+            verdict := 'lost_time';
+            return;
+        end if;
+        frozen := case when m.freezes > 0 then runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) end;
+        lost := coalesce(r.known_since < m.unknown_before, false);
 
         if r.id is null and coalesce(p_run_at, '-infinity') < m.unknown_before then
             -- Absent, but the ledger lost the time in which it may have been done.
@@ -222,10 +227,7 @@ begin
             perform runguard.book(r, 'payload_changed', p_actor, 'accepted by a person');
             continue;
         elsif r.state = 'done' and p_calls = 'batch' and r.calls = 'batch' then
-            if r.updated_at < m.unknown_before then
-                verdict := 'in_doubt';          -- items that it does not know may have been done in the time that is gone
-                reason := 'the ledger lost the time in which more of its items may have been done';
-            end if;                             -- else its list may have grown: what is done stays done
+            null;                               -- its list may have grown: what is done stays done
         elsif r.state = 'done' and not (r.payload_accepted and r.payload_digest <> p_payload_digest) then
             verdict := 'replay';
             store_result := r.store_result;
@@ -240,8 +242,8 @@ begin
         elsif r.state = 'in_doubt' then
             select bool_and(k.submitted or runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
-            resend := coalesce(resend, false);
-            if not resend and not (p_calls = 'batch' and runguard.doubt_is_its_items(r)) then
+            resend := coalesce(resend, false) and not lost;
+            if not resend and (lost or not (p_calls = 'batch' and runguard.doubt_is_its_items(r))) then
                 verdict := 'in_doubt';
                 reason := r.error;
                 until := case when r.no_later_than > now then r.no_later_than end;
@@ -272,9 +274,11 @@ begin
             continue;
         end if;
 
-        if r.updated_at < m.unknown_before and r.state <> 'done' then
-            -- Present and unfinished, but last heard of before the ledger lost time: it may have been done since.
+        if lost and r.state <> 'in_doubt' then
+            -- Last entered before the ledger lost time: it (of a batch that is done: more of its list) may have been done
+            -- since. Only a person's word about the whole record ends that.
             update runguard.record k set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
+                   completeness = 'none', finished_at = null,
                    first_unknown_at = coalesce(k.first_unknown_at, now), lease_until = null, hold_until = null,
                    late_applied = case when k.calls = 'batch' then greatest(k.late_applied, 1) else k.late_applied end,
                    handed_over = false, resume_at = null, error = 'the ledger lost the time in which this may have been done'
@@ -289,7 +293,7 @@ begin
         elsif (p_calls <> 'batch' or r.calls <> 'batch')
               and exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
                   and (p_calls = 'batch' or r.calls = 'batch' or (k.name = 'body') <> (p_calls = 'body'))
-                  and (k.state in ('started', 'done', 'in_doubt') or k.effect = 'applied')) then
+                  and runguard.may_have_happened(k)) then
             verdict := 'refused';               -- cut into other calls than before: it would repeat what they have done
             reason := 'calls';
             exit;
@@ -353,7 +357,7 @@ begin
                nonce = p_nonce, ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id,
                try_number = p_try_number, map_index = p_map_index, host = p_host, pid = p_pid, handed_over = false,
                claimed_at = now, lease_until = now + least(p_lease, p_max_hold), hold_until = now + p_max_hold,
-               resume_at = null, failure_class = null, effect = null, needs_person = false, error = '', evidence = '',
+               known_since = now, resume_at = null, failure_class = null, effect = null, needs_person = false, error = '', evidence = '',
                completeness = 'none', finished_at = null, result = null, result_digest = null, result_missing = null,
                calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
                payload_version = p_payload_version, payload_digest = p_payload_digest,

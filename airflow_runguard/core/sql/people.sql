@@ -1,6 +1,11 @@
 -- What people (and reconcilers) may change (P13): each books who, when and why in the same transaction. Every function
 -- answers one word; anything but 'ok' changed nothing.
 
+-- It is known to have happened, but nobody knows what came back: a person may still say that.
+create or replace function runguard.lacks_result(c runguard.call) returns boolean language sql immutable as $$
+    select c.state = 'done' and c.result is null and c.result_missing is not null
+$$;
+
 -- p_call = null: the whole record happened, or did not. Otherwise only that call; once no other call is in doubt the
 -- record goes to pending, and the next run goes on after it.
 create or replace function runguard.resolve(
@@ -20,7 +25,7 @@ begin
     r := s.r;
     if r.calls = 'batch' and r.late_applied = 0 then
         return (select i.verdict from runguard.resolve_items(p_record_id, p_seen_fence, p_answer, 'in_doubt', null,
-            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null) i);
+            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null, null) i);
     end if;
     if s.refused is not null then
         return s.refused;
@@ -32,6 +37,14 @@ begin
          where id = r.id returning * into r;
         perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
             'answer', 'the missing result', 'reference', p_reference)::text);
+        return 'ok';
+    elsif p_answer = 'happened' and p_result is not null and exists (select from runguard.call c where c.record_id = r.id
+              and c.generation = r.generation and c.name = p_call and runguard.lacks_result(c)) then
+        update runguard.call c set result = case when r.store_result = 'all' then p_result end,
+               result_digest = sha256(p_result), result_missing = null
+         where c.record_id = r.id and c.generation = r.generation and c.name = p_call;
+        perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
+            'answer', 'the missing result', 'call', p_call, 'reference', p_reference)::text);
         return 'ok';
     elsif not (r.state = 'in_doubt' or (r.state = 'failed' and p_answer = 'happened')) then
         return 'not_in_doubt';
@@ -63,7 +76,7 @@ begin
     elsif p_answer = 'happened' and p_call is null then
         update runguard.record set state = 'done', effect = 'applied', failure_class = null, completeness = 'full',
                calls = runguard.calls_by_hand(calls), needs_person = false, open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0,
-               claims = 0, finished_at = clock_timestamp(), result = case when store_result = 'all' then p_result end,
+               claims = 0, known_since = clock_timestamp(), finished_at = clock_timestamp(), result = case when store_result = 'all' then p_result end,
                result_digest = case when store_result <> 'none' then sha256(p_result) end,
                result_missing = case when p_result is null and store_result <> 'none'
                                      then 'resolved by hand without a result' end, error = '', evidence = p_reason
@@ -80,7 +93,7 @@ begin
         end if;
         update runguard.record set state = 'pending', effect = null, failure_class = null, needs_person = false,
                open_calls = 0, no_later_than = null, first_unknown_at = null, late_applied = 0, claims = 0,
-               evidence = p_reason
+               known_since = case when p_call is null then clock_timestamp() else known_since end, evidence = p_reason
          where id = r.id returning * into r;
     end if;
     perform runguard.book(r, 'resolved', p_actor, p_reason, json_build_object(
@@ -88,22 +101,23 @@ begin
     return 'ok';
 end $$;
 
--- Whether some of the work is done already, whatever the record as a whole says.
-create or replace function runguard.any_call_done(r runguard.record) returns boolean language sql stable as $$
+-- Whether some of the work was done already, or may have been, whatever the record as a whole says.
+create or replace function runguard.partly_happened(r runguard.record) returns boolean language sql stable as $$
     select exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
-                      and (c.state = 'done' or c.effect = 'applied'))
+                      and runguard.may_have_happened(c))
 $$;
 
 -- Orders the work anew: a new generation with new vendor keys. Two orders that saw the same generation make one.
 create or replace function runguard.reopen(
-    p_record_id bigint, p_seen_generation integer, p_again_although_applied boolean, p_actor text, p_reason text
+    p_record_id bigint, p_seen_generation integer, p_seen_fence bigint, p_again_although_applied boolean, p_actor text,
+    p_reason text
 ) returns text language plpgsql as $$
 declare
     r   runguard.record;
     s   record;
     old runguard.record;
 begin
-    select * into s from runguard.look(p_record_id, null);
+    select * into s from runguard.look(p_record_id, p_seen_fence);
     r := s.r;
     if s.refused is not null then
         return s.refused;
@@ -111,14 +125,15 @@ begin
         return 'moved';
     elsif r.state not in ('done', 'failed') then
         return 'not_finished';
-    elsif not p_again_although_applied and (r.effect <> 'not_applied' or runguard.any_call_done(r)) then
+    elsif not p_again_although_applied and (r.effect <> 'not_applied' or runguard.partly_happened(r)) then
         return 'applied';
     end if;
     old := r;
     update runguard.record set state = 'pending', generation = generation + 1, failure_class = null, effect = null,
            completeness = 'none', needs_person = false, claims = 0, pauses = 0, paused_since = null, late_applied = 0, first_intent_at = null,
            first_unknown_at = null, no_later_than = null, resume_at = null, finished_at = null, result = null,
-           result_digest = null, result_missing = null, error = '', evidence = '', payload_accepted = false
+           result_digest = null, result_missing = null, error = '', evidence = '', payload_accepted = false,
+           known_since = clock_timestamp()
      where id = r.id returning * into r;
     perform runguard.book(r, 'reopened', p_actor, p_reason, json_build_object(
         'although_applied', p_again_although_applied, 'state', old.state, 'finished_at', old.finished_at, 'payload', old.payload_readable, 'error', old.error,
@@ -158,6 +173,7 @@ create or replace function runguard.repair(
 declare
     r   runguard.record;
     old runguard.record;
+    v_open integer;
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
@@ -172,6 +188,8 @@ begin
         return 'moved';
     end if;
     old := r;
+    select count(*) into v_open from runguard.call c where c.record_id = r.id and c.generation = r.generation
+       and c.state in ('started', 'in_doubt') and c.outcome_at is null;
     perform set_config('runguard.writing', 'repair', true);
     if p_state is null then
         update runguard.record set row_version = 1, digest_version = 1,
@@ -183,7 +201,10 @@ begin
          where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
            and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
-               handed_over = false, open_calls = 0, resume_at = null,
+               handed_over = false, resume_at = null, known_since = clock_timestamp(),
+               open_calls = case when p_state = 'in_doubt' then v_open else 0 end,
+               no_later_than = case when p_state = 'in_doubt' and v_open > 0 then coalesce(no_later_than, clock_timestamp())
+                                    when p_state = 'in_doubt' then no_later_than end,
                late_applied = (calls = 'batch' and p_state = 'in_doubt')::int,
                calls = case when p_state = 'done' then runguard.calls_by_hand(calls) else calls end,
                first_unknown_at = case when p_state = 'in_doubt' then clock_timestamp() end,
@@ -219,7 +240,7 @@ begin
     elsif r.first_unknown_at is not null or r.open_calls > 0 or r.state in ('running', 'in_doubt')
        or (r.state = 'failed' and r.effect <> 'not_applied') then
         return 'unknown_effect';
-    elsif r.state <> 'done' and runguard.any_call_done(r) then
+    elsif r.state <> 'done' and runguard.partly_happened(r) then
         return 'partly_done';
     end if;
     update runguard.call c set final = true where c.record_id = r.id and c.generation = r.generation
@@ -247,7 +268,7 @@ begin
      where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
     if runguard.broken(r) <> '' then
         return 'broken';
-    elsif r.state not in ('pending', 'paused', 'failed') or r.first_unknown_at is not null or runguard.any_call_done(r) then
+    elsif r.state not in ('pending', 'paused', 'failed') or r.first_unknown_at is not null or runguard.partly_happened(r) then
         return r.state;
     end if;
     update runguard.record set state = 'done', effect = 'applied', failure_class = null, needs_person = false,
@@ -293,10 +314,14 @@ begin
     r := s.r;
     if s.refused is not null then
         return s.refused;
-    elsif r.state in ('running', 'in_doubt', 'paused') then
+    elsif r.state in ('running', 'in_doubt', 'paused') or exists (select from runguard.call c where c.record_id = r.id
+              and c.generation = r.generation and c.state <> 'done' and runguard.may_have_happened(c)) then
         return 'under_way';
     end if;
     old := r;
+    update runguard.call c set final = true    -- what goes out from here on has a key of its own
+     where c.record_id = r.id and c.generation = r.generation and c.state in ('pending', 'failed', 'paused')
+       and c.first_intent_at is not null;
     begin
         update runguard.record set namespace = p_namespace, key = p_key where id = r.id returning * into r;
     exception when unique_violation then

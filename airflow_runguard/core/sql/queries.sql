@@ -38,6 +38,15 @@ select * from runguard.write(
 -- name: sweep
 select * from runguard.sweep(%(actor)s, %(limit)s::int)
 
+-- DAGs with a record in doubt that asks the vendor, when nobody has moved it for a while and none of its requests can
+-- arrive any more: its task comes back for it no more, or takes its time.
+-- name: dags_to_ask
+select distinct r.dag_id from runguard.record r
+ where r.deployment = %(deployment)s and r.state = 'in_doubt' and r.on_doubt = 'reconcile' and r.dag_id <> ''
+   and r.updated_at < clock_timestamp() - make_interval(secs => %(idle)s)
+   and coalesce(r.no_later_than < clock_timestamp(), true)
+ order by r.dag_id limit 100
+
 -- name: resolve
 select runguard.resolve(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(call)s, %(result)s::bytea, %(reference)s,
                         %(actor)s, %(reason)s, %(force)s) as verdict
@@ -49,8 +58,11 @@ select runguard.remember(%(record_id)s, %(generation)s::int, %(fence)s, %(actor)
 -- name: adopt
 select runguard.adopt(%(record_id)s, %(seen_fence)s::bigint, %(call)s, %(external_id)s, %(actor)s) as verdict
 
+-- name: renamed
+select e.* from runguard.event e where e.record_id = %(record_id)s and e.kind = 'renamed' order by e.id
+
 -- name: reopen
-select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
+select runguard.reopen(%(record_id)s, %(seen_generation)s::int, %(seen_fence)s::bigint, %(again_although_applied)s, %(actor)s, %(reason)s) as verdict
 
 -- name: release
 select runguard.release(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
@@ -105,7 +117,7 @@ select count(*) > 0 as watched, coalesce(sum(w.waits), 0)::int as waits
   from runguard.watcher w where w.at > clock_timestamp() - make_interval(secs => %(fresh)s)
 
 -- name: ask
-select runguard.ask(%(record_id)s, %(generation)s::int, %(fence)s::bigint, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(actor)s)
+select runguard.ask(%(record_id)s, %(generation)s::int, %(fence)s::bigint, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(at)s, %(actor)s)
 
 -- name: give_up_asking
 select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s, %(reason)s) as verdict
@@ -358,7 +370,7 @@ select c.* from runguard.call c
 
 -- name: resolve_items
 select * from runguard.resolve_items(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(state)s, %(class)s, %(names)s::text[],
-    %(results)s::bytea[], %(reference)s, %(actor)s, %(reason)s, %(force)s, %(nonce)s)
+    %(results)s::bytea[], %(reference)s, %(actor)s, %(reason)s, %(force)s, %(nonce)s, %(known_by)s::timestamptz)
 
 -- name: reopen_items
 select * from runguard.reopen_items(%(record_id)s, %(seen_generation)s::int, %(seen_fence)s::bigint, %(state)s, %(class)s,

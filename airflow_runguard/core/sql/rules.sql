@@ -150,7 +150,7 @@ begin
                 raise exception 'record %: no transition from % to %', old.id, old.state, new.state;
             elsif new.state = 'running' and new.fence <= old.fence then
                 raise exception 'record %: every entry into running raises the fence', old.id;
-            elsif old.state = 'done' and new.state = 'running' and new.calls <> 'batch' then
+            elsif old.state = 'done' and new.state in ('running', 'in_doubt') and new.calls <> 'batch' then
                 raise exception 'record %: only a batch, whose list may have grown, goes on after done', old.id;
             elsif old.state in ('done', 'failed') and new.state = 'pending' and new.generation = old.generation then
                 raise exception 'record %: from % to pending only by a new generation', old.id, old.state;

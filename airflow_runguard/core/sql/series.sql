@@ -95,7 +95,7 @@ begin
     end if;
     now := clock_timestamp();
     if exists (select from runguard.record k where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key
-                  and k.state = 'done') then
+                  and k.state = 'done' and k.calls <> 'batch') then
         verdict := 'go';                        -- to be given back: that takes no turn
         standing := 'replay';
         return;

@@ -85,6 +85,7 @@ create table runguard.record (
     created_at       timestamptz not null default clock_timestamp(),
     updated_at       timestamptz not null default clock_timestamp(),
     finished_at      timestamptz,
+    known_since      timestamptz not null default clock_timestamp(),        -- entered, or spoken of as a whole by a person
     row_version      smallint not null default 1,
     digest_version   smallint not null default 1,
     digest           bytea not null,
@@ -211,7 +212,7 @@ create table runguard.question (
     task_id    text not null,
     run_id     text not null,
     map_index  integer not null,
-    at         timestamptz not null default clock_timestamp(),
+    at         timestamptz not null,                        -- it knows of no doubt that is younger
     closed_at  timestamptz
 );
 create index question_open on runguard.question (record_id) where closed_at is null;

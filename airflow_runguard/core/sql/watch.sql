@@ -27,7 +27,7 @@ end $$;
 
 create or replace function runguard.ask(
     p_record_id bigint, p_generation integer, p_fence bigint, p_ti_id text, p_dag_id text, p_task_id text, p_run_id text, p_map_index integer,
-    p_actor text
+    p_at timestamptz, p_actor text
 ) returns void language plpgsql as $$
 declare
     r runguard.record;
@@ -35,9 +35,9 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into strict r from runguard.record k where k.id = p_record_id;
-    insert into runguard.question (ti_id, record_id, generation, fence, dag_id, task_id, run_id, map_index)
-    values (p_ti_id, p_record_id, p_generation, p_fence, p_dag_id, p_task_id, p_run_id, p_map_index)
-    on conflict (ti_id) do update set closed_at = null, at = clock_timestamp(), record_id = p_record_id,
+    insert into runguard.question (ti_id, record_id, generation, fence, dag_id, task_id, run_id, map_index, at)
+    values (p_ti_id, p_record_id, p_generation, p_fence, p_dag_id, p_task_id, p_run_id, p_map_index, p_at)
+    on conflict (ti_id) do update set closed_at = null, at = p_at, record_id = p_record_id,
            generation = p_generation, fence = p_fence;
     perform runguard.book(r, 'asked', p_actor);
 end $$;

@@ -11,12 +11,14 @@
 -- and one of kind 'intent' for each intent (verdict: run | attach | replay | in_doubt | paused | gated | frozen | failed |
 -- open | lost).
 
--- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", a record
--- that would be run again goes (back) to in_doubt, and a running later holder is told before its next call.
+-- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", that call is
+-- in doubt (again), a record that would be run again too, and a running later holder is told before its next call.
 create or replace function runguard.keep_late_outcome(
     r runguard.record, p_generation integer, p_fence bigint, p_actor text, p_call text, p_state text, p_effect text,
     p_error text, p_result bytea
 ) returns runguard.record language plpgsql as $$
+declare
+    v_why text := format('call %s: a stale holder reports that it was applied', p_call);
 begin
     if exists (select from runguard.event e where e.record_id = r.id and e.kind = 'late_outcome'
                   and e.fence = p_fence and e.generation = p_generation
@@ -30,24 +32,26 @@ begin
                                       when 'digest' then 'sha256:' || encode(sha256(p_result), 'hex') end)::text);
     if p_effect is distinct from 'applied' or runguard.broken(r) <> ''
        or (r.generation <> p_generation and runguard.ordered_although_applied(r))
-       or r.state not in ('running', 'pending', 'paused', 'failed')
+       or (r.state = 'done' and r.calls <> 'batch')
        or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                      and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
         return r;
     end if;
     update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
-     where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state <> 'started';
-    if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c where c.record_id = r.id
-           and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
+     where c.record_id = r.id and c.generation = r.generation and c.name = p_call
+       and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
+    if r.state = 'done' or (r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
+           where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt')) then
         return r;                               -- that item is in doubt and is not called; the others are other work
+    elsif r.state = 'in_doubt' then
+        update runguard.record set error = v_why where id = r.id returning * into r;
     elsif r.state = 'running' then
         update runguard.record set late_applied = late_applied + 1,
                first_unknown_at = coalesce(first_unknown_at, clock_timestamp()) where id = r.id returning * into r;
     else
         update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
-               first_unknown_at = clock_timestamp(), resume_at = null,
-               error = format('call %s was said not to have happened, but a stale holder reports that it was applied', p_call)
+               first_unknown_at = clock_timestamp(), resume_at = null, error = v_why
          where id = r.id returning * into r;
         perform runguard.book(r, 'in_doubt', p_actor, r.error);
     end if;
@@ -235,9 +239,12 @@ begin
     if mine and (p_to is not null or not live) then
         select coalesce(bool_or(k.state in ('started', 'in_doubt')), false) into doubtful from runguard.call k
          where k.record_id = r.id and k.generation = r.generation;
-        target := case when doubtful and not (r.calls = 'batch' and (p_to = 'paused' or (p_to = 'done' and p_completeness = 'partial')))
+        target := case when doubtful and not (live and r.calls = 'batch'
+                                              and (p_to = 'paused' or (p_to = 'done' and p_completeness = 'partial')))
                        then 'in_doubt'              -- the doubt of a batch is its items', and the others may wait or end
                        when r.late_applied > 0 and p_to is distinct from 'done' then 'in_doubt'
+                       when p_to = 'done' and not live and r.calls = 'batch'
+                       then 'pending'               -- taken from it by a person; what it counted may have changed since
                        when p_to is null and booked then 'pending'      -- in doubt, and its last caller has just settled it
                        when p_to is null then r.state
                        else p_to end;
