@@ -29,7 +29,8 @@ def lines(sql: SQL, held: Held) -> list[list[dict[str, Any]]]:
             ).fetchall()
             for table, column in (("record", "id"), ("call", "record_id"), ("event", "record_id"))
         ]
-    times = {column for table in read for line in table for column in line if column.endswith(("_at", "_until"))}
+    ends = ("_at", "_until", "_since")
+    times = {column for table in read for line in table for column in line if column.endswith(ends)}
     times |= {"at", "no_later_than"}
     return [
         [{c: v is not None if c in times else v for c, v in line.items() if c not in OWN} for line in table]
