@@ -15,13 +15,9 @@ from typing import Any
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, CallState, Grant, Holder, Order, Result
-from airflow_runguard.core.rows import call_of, clean, result_of
+from airflow_runguard.core.rows import SEPARATOR, call_of, clean, result_of
 
 PAGE = 1_000
-
-SEPARATOR = "\x1f"
-"""Between the texts of a long list, which is sent as one: packing an array takes longer than planning it. No name of an
-item has a control character."""
 
 
 @dataclass(frozen=True, slots=True)

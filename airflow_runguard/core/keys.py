@@ -240,7 +240,7 @@ def vendor_key(installation: bytes | str, identity: Identity, call: str, generat
     parts = (identity.deployment, identity.namespace, identity.key, call, str(generation), str(attempt))
     # Each part after its length: ("ab", "c") and ("a", "bc") must not meet.
     message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
-    digest = hmac.new(secret, message, hashlib.sha256).digest()
+    digest = hmac.digest(secret, message, "sha256")
     return f"rg1-{base64.urlsafe_b64encode(digest[:30]).decode()}"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, cast
 
 import psycopg
@@ -39,10 +39,12 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.rows import (
+    SETTLED,
     before_of,
     call_of,
     claim_parameters,
     clean,
+    item_parameters,
     object_of,
     observe_parameters,
     outcome_parameters,
@@ -128,24 +130,39 @@ class Ledger(People, Waits):
         :param intents: (name, readable arguments as JSON).
         :param hand_over: seconds for which the holder waits in Airflow (deferral) and may re-enter.
         """
-        parameters: dict[str, Any] = {
+        held: dict[str, Any] = {
             "record_id": grant.record_id,
             "generation": grant.generation,
             "fence": grant.fence,
             "actor": str(holder),
             "nonce": holder.nonce,
-            "lease": order.lease,
-            "max_call_time": order.max_call_time,
+        }
+        left = settlement_parameters(settlement)
+        if speaks_for_body(settlement, outcomes):
+            for row in self._all("settle_body", {**held, **{name: left[name] for name in SETTLED}}):
+                return Written("ok", State.DONE, row["at"], None, {}, row["event_id"])
+        held |= {"lease": order.lease, "max_call_time": order.max_call_time}
+        answers: dict[str, IntentAnswer] = {}
+        plain = item_parameters(outcomes, intents, order.store_result)
+        if order.calls == "batch" and settlement is None and (plain["done"] or plain["calls"]):
+            for row in self._all("write_items", {**held, **plain}):
+                until, answered = row["at"] + timedelta(seconds=order.max_call_time), row["answered"] or ()
+                for name, attempt in zip(row["called"] or (), row["attempts"] or (), strict=True):
+                    answers[name] = IntentAnswer("run", attempt, until, None, "")
+                outcomes = [outcome for outcome in outcomes if outcome.call not in answered]
+                intents = [intent for intent in intents if intent[0] not in answers]
+                if not outcomes and not intents:
+                    return Written("ok", State.RUNNING, row["at"], row["until"], answers, row["event_id"])
+        parameters: dict[str, Any] = {
+            **held,
             "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
             "i_name": [name for name, _ in intents] or None,
             "i_intent": [clean(intent) for _, intent in intents] or None,
             "hand_over": hand_over,
             **pause_parameters(order),
-            "body_done": speaks_for_body(settlement, outcomes),
+            **outcome_parameters(outcomes),
+            **left,
         }
-        parameters.update(outcome_parameters(() if parameters["body_done"] else outcomes))
-        parameters.update(settlement_parameters(settlement))
-        answers: dict[str, IntentAnswer] = {}
         rows = self._all("write", parameters)
         for row in rows[:-1]:
             result = result_of(row, order.store_result) if row["verdict"] == "replay" else None

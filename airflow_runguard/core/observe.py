@@ -7,6 +7,7 @@ one: an observed body is one call. What was booked is honoured when the task is 
 
 from __future__ import annotations
 
+import _thread
 import logging
 import queue
 import threading
@@ -46,7 +47,7 @@ class Bystander:
         self._ledger, self._left = ledger, patience
         self._questions: queue.SimpleQueue[tuple[Callable[[Ledger], Any], queue.SimpleQueue[Any]] | None]
         self._questions = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._started = False
         self.trouble = ""
         """Why the ledger was not told ('' = it was, as far as was heard)."""
 
@@ -56,9 +57,9 @@ class Bystander:
         reply: queue.SimpleQueue[tuple[T | None, str]] = queue.SimpleQueue()
         try:
             self._questions.put((question, reply))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="runguard-bystander", daemon=True)
-                self._thread.start()
+            if not self._started:
+                # Thread.start() would wait until it runs, and the body behind what it does first.
+                self._started = bool(_thread.start_new_thread(self._run, ()))
         except Exception as problem:
             reply.put((None, said(problem)))
 

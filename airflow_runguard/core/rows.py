@@ -33,6 +33,10 @@ from airflow_runguard.core.record import (
 )
 from airflow_runguard.core.series import Before, Place
 
+SEPARATOR = "\x1f"
+"""Between the texts of a list that is sent as one: packing an array takes longer than planning it. No name of an item
+has a control character."""
+
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
 
@@ -173,9 +177,14 @@ def speaks_for_body(settlement: Settlement | None, outcomes: Sequence[Outcome]) 
     return (
         settlement is not None
         and settlement.state is State.DONE
+        and settlement.failure is None
         and len(outcomes) == 1
         and outcomes[0] == Outcome("body", result=settlement.result, error=settlement.error)
     )
+
+
+SETTLED = ("completeness", "error", "result", "missing")
+"""What of a settlement ``settle_body`` asks for."""
 
 
 def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | None]:
@@ -200,6 +209,27 @@ def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | Non
         for column, value in zip(columns, row, strict=True):
             values[f"o_{column}"].append(value)
     return {**values}
+
+
+def item_parameters(
+    outcomes: Sequence[Outcome], intents: Sequence[tuple[str, str]], store_result: str
+) -> dict[str, str]:
+    """What of a group of items is plain as far as this side can tell: results that are stored, and intents."""
+    done, results, calls, readable = [], [], [], []
+    for outcome in outcomes:
+        result = outcome.result
+        if outcome.failure or outcome.error or result is None or result.missing:
+            continue
+        if result.data is not None or store_result == "none":
+            done.append(outcome.call)
+            results.append("\\x" + (result.data or b"").hex())
+    for name, intent in intents:
+        text = clean(intent) or ""
+        if SEPARATOR not in text:
+            calls.append(name)
+            readable.append(text)
+    lists = {"done": done, "results": results, "calls": calls, "intents": readable}
+    return {name: SEPARATOR.join(texts) for name, texts in lists.items()}
 
 
 def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:

@@ -129,7 +129,8 @@ class Writer:
     Each question returns its answer to wait for. Giving up waiting (a signal, a timeout) takes nothing back; see
     :meth:`withdraw`.
 
-    :param keep: called after each renewal that the ledger confirmed (renews the Redis lease).
+    :param keep: called after a renewal that the ledger confirmed, three times in the length of a lease at most (renews
+        the Redis lease, and a group of a batch need not wait for Redis).
     :param hide: masks what an error or a vendor said, before it is stored.
     """
 
@@ -150,7 +151,7 @@ class Writer:
         self._held = self._over = False
         self._open: set[str] = set()
         self._lease_ends = 0.0
-        self._renew_at = 0.0
+        self._renew_at = self._keep_at = 0.0
         self._serving, self._coming = threading.Lock(), False
         self._last: Answer[Any] = Answer()
         self._last.say(None)
@@ -321,7 +322,8 @@ class Writer:
         for outcome in what.get("outcomes", ()):
             self._open.discard(outcome.call)
         self._open.update(name for name, answer in written.intents.items() if answer.verdict in ("run", "attach"))
-        if self._held:
+        if self._held and sent >= self._keep_at:
+            self._keep_at = sent + self.order.lease / 3
             self._keep()
         elif written.verdict == "missing":
             self.ledger.lose(f"record {self._grant.identity}, which a living holder works on, is no longer in it")

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
+from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Claim, Order, State, Verdict, Written
+from airflow_runguard.core.record import Claim, Grant, Order, State, Verdict, Written
 from tests.core import books, engine
 from tests.core.books import Held, bring, enter, kinds, state_of
 
@@ -215,6 +216,90 @@ def test_p05_a_late_applied_stops_the_running_later_holder_before_its_next_call(
     assert later.settle(State.PENDING).state is State.IN_DOUBT
     assert ledger.resolve(stale.id, "happened", call="charge", result=b"1", actor="ann", reason="found") == "ok"
     assert enter(ledger, ORDER).intent("charge") == "replay"
+
+
+# -- a group of a batch, which one statement writes -------------------------------------------------------------------
+
+
+def planned(ledger: Ledger, key: str, *names: str) -> Held:
+    """A batch that holds its record, with these items to call."""
+    held = enter(ledger, engine.order(key, calls="batch"))
+    grant = Grant(held.order.identity, held.id, held.claim.generation, held.claim.fence)
+    assert Items(ledger).begin(grant, held.holder)
+    assert Items(ledger).plan(grant, held.holder, held.order, names, ["d" * 64] * len(names)).said is not None
+    return held
+
+
+def group(held: Held, ledger: Ledger | None = None, done: Sequence[str] = (), calls: Sequence[str] = ()) -> Written:
+    return held.write(ledger, outcomes=[books.said(name) for name in done], intents=[(name, "{}") for name in calls])
+
+
+def open_calls(ledger: Ledger, held: Held) -> tuple[int, str]:
+    record = ledger.get(held.order.identity)
+    assert record is not None
+    return record.open_calls, record.broken
+
+
+@pytest.mark.parametrize("before", [0, 1], ids=["first", "later"])
+def test_p05_a_group_meets_a_takeover(sessions: tuple[Session, Session], ledger: Ledger, sql: SQL, before: int) -> None:
+    a, b = sessions
+    held = planned(ledger, f"group against takeover {before}", "1", "2", "3")
+    done = ["1"][:before]
+    group(held, calls=done)
+    books.expire(sql, held.id)
+    a.begin()
+    assert group(held, a.ledger, done, ["2"]).intents["2"].verdict == "run"
+    takeover = b.waits(lambda: b.ledger.claim(held.order, engine.holder()))
+    a.commit()
+    assert takeover.result(books.DEADLINE).verdict is Verdict.BUSY  # the group renewed the lease
+
+    books.expire(sql, held.id)
+    b.begin()
+    assert b.ledger.claim(held.order, engine.holder()).verdict is Verdict.RUN
+    waits = a.waits(lambda: group(held, a.ledger, ["2"], ["3"]))
+    b.commit()
+    written = waits.result(books.DEADLINE)
+    assert (written.verdict, written.intents["3"].verdict) == ("lost", "lost")
+    items = {call.name: call.state for call in Items(ledger).page(held.id, held.claim.generation)}
+    assert items == {"1": "done" if before else "pending", "2": "done", "3": "pending"}  # its own caller's word counts
+
+
+def test_p05_a_group_that_waited_for_another_change_of_the_row_counts_its_calls_rightly(
+    sessions: tuple[Session, Session], ledger: Ledger
+) -> None:
+    a, b = sessions
+    held = planned(ledger, "group after a change", "1", "2", "3")
+    group(held, calls=["1"])
+    b.begin()
+    b.connection.execute("update runguard.record set progress = '{}' where id = %s", [held.id])
+    waits = a.waits(lambda: group(held, a.ledger, ["1"], ["2", "3"]))
+    b.commit()
+    written = waits.result(books.DEADLINE)
+    assert (written.verdict, {answer.verdict for answer in written.intents.values()}) == ("ok", {"run"})
+    assert open_calls(ledger, held) == (2, "")
+
+
+def test_p03_a_late_applied_that_commits_first_stops_its_item_in_the_waiting_group(
+    sessions: tuple[Session, Session], ledger: Ledger, sql: SQL
+) -> None:
+    a, b = sessions
+    stale = planned(ledger, "group after a late outcome", "1", "2")
+    group(stale, calls=["1"])
+    books.expire(sql, stale.id)
+    ledger.sweep("sweep")
+    by = {"actor": "ann", "reason": "asked"}
+    chosen = Selection(names=("1",))
+    assert Items(ledger).resolve(stale.id, "failed", chosen, force=True, **by).verdict == "ok"
+    again = Items(ledger).reopen(stale.id, chosen, seen_generation=1, again_although_applied=True, **by)
+    assert again.verdict == "ok"
+    later = planned(ledger, "group after a late outcome", "1", "2")
+    b.begin()
+    assert group(stale, b.ledger, ["1"]).verdict == "lost"
+    waits = a.waits(lambda: group(later, a.ledger, calls=["1", "2"]))
+    b.commit()
+    answers = waits.result(books.DEADLINE).intents
+    assert (answers["1"].verdict, answers["2"].verdict) == ("in_doubt", "run")
+    assert open_calls(ledger, later) == (1, "")
 
 
 @pytest.mark.parametrize("ending", ["dies", "is released"])

@@ -149,49 +149,71 @@ begin
     return query select 'ok', v_now, r.lease_until, v_said;
 end $$;
 
--- What almost every group of a batch is: plain outcomes of items that were never unknown, and first intents of items that
--- were never begun, written by two statements for the whole group. Whatever is not so plain is left to write(), one by
--- one; the row of the record is locked, and the caller has looked that this holder may write.
+-- What almost every group of a batch is: items that were never unknown and are done, and intents of items that are neither
+-- in doubt nor submitted. One statement, whose plan is kept, since what it costs is being set up: it locks the record's
+-- row, writes the lines that are plain, and then the row, all as write() and start_call() would. Answers which lines those were; no row = none, or this
+-- holder may not. Whatever is not so plain is left to write(), which the caller asks next.
 create or replace function runguard.write_items(
-    r runguard.record, p_now timestamptz, p_actor text, p_nonce text,
-    p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[], p_o_error text[],
-    p_o_evidence text[], p_o_result bytea[], p_o_missing text[], p_i_name text[], p_i_intent text[], p_max_call_time interval,
-    out answered text[], out done boolean, out called text[], out attempts integer[], out event_id bigint
-) language plpgsql as $$
+    p_record_id bigint, p_generation integer, p_fence bigint, p_nonce text, p_actor text, p_lease interval,
+    p_max_call_time interval, p_done text[], p_results bytea[], p_calls text[], p_intents text[]
+) returns table (at timestamptz, until timestamptz, event_id bigint, answered text[], called text[], attempts integer[])
+language plpgsql set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+#variable_conflict use_column
 begin
-    if cardinality(p_o_name) > 0 then
-        with changed as (
-            update runguard.call k set state = o.state, outcome_at = p_now, failure_class = o.class, effect = o.effect,
-                   same_again = false, final = coalesce(o.final, false) and o.state = 'failed', claims = 0,
-                   error = coalesce(o.error, ''), evidence = coalesce(o.evidence, ''),
-                   result = case when r.store_result = 'all' then o.result end,
-                   result_digest = case when r.store_result <> 'none' then sha256(o.result) end, result_missing = o.missing
-              from unnest(p_o_name, p_o_state, p_o_class, p_o_effect, p_o_final, p_o_error, p_o_evidence, p_o_result, p_o_missing)
-                   o (name, state, class, effect, final, error, evidence, result, missing)
-             where k.record_id = r.id and k.generation = r.generation and k.name = o.name and k.fence = r.fence
-               and k.name = any (p_o_name)      -- said again for the planner: by the index, whatever it believes of the table
-               and k.state = 'started' and k.first_unknown_at is null and o.state in ('done', 'failed')
-            returning k.name, k.state
-        ) select array_agg(c.name), bool_or(c.state = 'done') into answered, done from changed c;
-        if answered is not null then
-            event_id := runguard.book(r, 'items_answered', p_actor, '', json_build_object('names', answered)::text, p_nonce);
-        end if;
-    end if;
-    if cardinality(p_i_name) > 0 and p_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m)
-       and runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null
-       and runguard.gate_until(r.deployment, r.gate, true) is null then
-        with begun as (
-            update runguard.call k set state = 'started', fence = r.fence, intent = i.intent, intent_at = p_now,
-                   no_later_than = p_now + p_max_call_time, first_intent_at = p_now, claims = k.claims + 1
-              from unnest(p_i_name, p_i_intent) i (name, intent)
-             where k.record_id = r.id and k.generation = r.generation and k.name = i.name and k.name = any (p_i_name)
-               and k.state = 'pending' and k.first_intent_at is null and not k.final
-            returning k.name, k.attempt
-        ) select array_agg(b.name), array_agg(b.attempt) into called, attempts from begun b;
-        if called is not null then
-            event_id := runguard.book(r, 'items_called', p_actor, '', json_build_object('names', called)::text, p_nonce);
-        end if;
-    end if;
+    return query
+    with held as (
+        select k.id, k.deployment, k.namespace, k.key, k.dag_id, k.gate, k.store_result, k.hold_until
+          from runguard.record k
+         where k.id = p_record_id and k.generation = p_generation and k.fence = p_fence and k.nonce = p_nonce
+           and k.state = 'running' and k.calls = 'batch' and k.late_applied = 0
+           and current_setting('transaction_isolation') = 'read committed' and runguard.broken(k) = '' and runguard.opened()
+           for no key update of k),
+    r as materialized (                         -- what the clock says after the lock, which it may have had to wait for
+        select h.*, clock_timestamp() as at from held h),
+    o as (
+        update runguard.call c set state = 'done', effect = 'applied', outcome_at = r.at, failure_class = null,
+               same_again = false, final = false, claims = 0, error = '', evidence = '', result_missing = null,
+               result = case when r.store_result = 'all' then t.result end,
+               result_digest = case when r.store_result <> 'none' then sha256(t.result) end
+          from r, unnest(p_done, p_results) t (name, result)
+         where c.record_id = r.id and c.generation = p_generation and c.name = t.name
+           and c.name = any (p_done)            -- said again for the planner: by the index, whatever it believes
+           and c.fence = p_fence and c.state = 'started' and c.first_unknown_at is null
+        returning c.name::text as name),
+    i as (
+        update runguard.call c set state = 'started', fence = p_fence, intent = t.intent, intent_at = r.at,
+               no_later_than = r.at + p_max_call_time, outcome_at = null, resume_at = null, attempt = c.attempt + c.final::int,
+               final = false, claims = c.claims + 1,
+               first_intent_at = case when c.final or c.first_intent_at is null then r.at else c.first_intent_at end
+          from r, runguard.meta m, unnest(p_calls, p_intents) t (name, intent)
+         where c.record_id = r.id and c.generation = p_generation and c.name = t.name and c.name = any (p_calls)
+           and not c.submitted and (c.state = 'pending' or c.state = 'failed' and c.effect = 'not_applied'
+                                    or c.state = 'paused' and c.resume_at <= r.at)
+           and r.at < r.hold_until and runguard.lost_time(m) = ''
+           and (m.freezes = 0 or runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null)
+           and (r.gate is null or runguard.gate_until(r.deployment, r.gate, true) is null)
+        returning c.name::text as name, c.attempt),
+    n as materialized (
+        select d.names as done, b.names as begun, b.attempts, d.n as closed, b.n as opened
+          from (select array_agg(o.name) as names, count(*)::int as n from o) d,
+               (select array_agg(i.name) as names, array_agg(i.attempt) as attempts, count(*)::int as n from i) b),
+    written as (
+        update runguard.record k set open_calls = k.open_calls - n.closed + n.opened, claims = 0,
+               lease_until = least(r.at + p_lease, k.hold_until), handed_over = false,
+               no_later_than = case when k.open_calls - n.closed + n.opened > 0      -- it lives, so it may still send
+                                    then greatest(k.no_later_than, r.at + p_max_call_time) else k.no_later_than end,
+               first_intent_at = case when n.opened > 0 then coalesce(k.first_intent_at, r.at) else k.first_intent_at end,
+               gate_epoch = case when n.opened > 0 then runguard.gate_epoch(k.deployment, k.gate) else k.gate_epoch end,
+               pauses = case when n.closed > 0 then 0 else k.pauses end,
+               paused_since = case when n.closed > 0 then null else k.paused_since end
+          from r, n where k.id = r.id and k.id = p_record_id and n.closed + n.opened > 0
+        returning k.lease_until),
+    e as (
+        insert into runguard.event (record_id, generation, fence, kind, actor, detail, mark)
+        select r.id, p_generation, p_fence, v.kind, p_actor, json_build_object('names', v.names)::text, p_nonce
+          from r, n, lateral (values ('items_answered', n.done), ('items_called', n.begun)) v (kind, names)
+         where v.names is not null returning id)
+    select r.at, w.lease_until, (select max(e.id) from e), n.done, n.begun, n.attempts from r, n, written w;
 end $$;
 
 -- -- what people (and reconcilers) may change (P13) -------------------------------------------------------------------

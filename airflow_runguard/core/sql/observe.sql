@@ -26,11 +26,12 @@ create or replace function runguard.observe(
     p_host text, p_pid integer, p_actor text, p_hold interval, p_partition text,
     p_class text, p_effect text, p_error text, p_result bytea, p_missing text,
     out verdict text, out said text
-) language plpgsql as $$
+) language plpgsql set plan_cache_mode = force_generic_plan as $$
 declare
     r     runguard.record;
     s     record;
     v_now timestamptz;
+    ends  boolean := false;
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
@@ -82,31 +83,34 @@ begin
         verdict := 'late';                      -- an attempt that was never the holder says nothing of the one that was
     else
         verdict := 'booked';
-        update runguard.call c set outcome_at = v_now, error = coalesce(p_error, ''), first_unknown_at = case
-                   when p_what = 'failed' and p_effect = 'unknown' then coalesce(c.first_unknown_at, v_now) end,
-               state = case p_what when 'done' then 'done' when 'skipped' then 'pending'
-                                   else case p_effect when 'unknown' then 'in_doubt' else 'failed' end end,
-               effect = case p_what when 'done' then 'applied' when 'skipped' then 'not_applied' else p_effect end,
-               failure_class = case p_what when 'failed' then p_class end,
-               result = case when p_what = 'done' and r.store_result = 'all' then p_result end,
-               result_digest = case when p_what = 'done' and r.store_result <> 'none' then sha256(p_result) end,
-               result_missing = case when p_what = 'done' then p_missing end
-         where c.record_id = r.id and c.generation = r.generation and c.name = 'body';
-        update runguard.record k set lease_until = null, hold_until = null, handed_over = false, open_calls = 0,
-               no_later_than = null, resume_at = null, claims = 0, error = coalesce(p_error, ''), evidence = '',
-               state = case p_what when 'done' then 'done' when 'skipped' then 'pending'
-                                   else case p_effect when 'unknown' then 'in_doubt' else 'failed' end end,
-               effect = case p_what when 'done' then 'applied' when 'skipped' then null else p_effect end,
-               failure_class = case p_what when 'failed' then p_class end,
-               needs_person = (p_what = 'failed' and p_effect = 'unknown'),
-               first_unknown_at = case when p_what = 'failed' and p_effect = 'unknown' then coalesce(k.first_unknown_at, v_now) end,
-               completeness = case p_what when 'done' then 'full' else 'none' end,
-               finished_at = case p_what when 'done' then v_now end,
-               result = case when p_what = 'done' and k.store_result = 'all' then p_result end,
-               result_digest = case when p_what = 'done' and k.store_result <> 'none' then sha256(p_result) end,
-               result_missing = case when p_what = 'done' then p_missing end
-         where k.id = r.id returning * into r;
+        ends := true;
     end if;
+    -- Also where it only begins, and then finds nothing to write: PostgreSQL plans these two in the time for which the
+    -- body works, and not in that for which the end of it is waited for.
+    update runguard.call c set outcome_at = v_now, error = coalesce(p_error, ''), first_unknown_at = case
+               when p_what = 'failed' and p_effect = 'unknown' then coalesce(c.first_unknown_at, v_now) end,
+           state = case p_what when 'done' then 'done' when 'skipped' then 'pending'
+                               else case p_effect when 'unknown' then 'in_doubt' else 'failed' end end,
+           effect = case p_what when 'done' then 'applied' when 'skipped' then 'not_applied' else p_effect end,
+           failure_class = case p_what when 'failed' then p_class end,
+           result = case when p_what = 'done' and r.store_result = 'all' then p_result end,
+           result_digest = case when p_what = 'done' and r.store_result <> 'none' then sha256(p_result) end,
+           result_missing = case when p_what = 'done' then p_missing end
+     where c.record_id = r.id and c.generation = r.generation and c.name = 'body' and ends;
+    update runguard.record k set lease_until = null, hold_until = null, handed_over = false, open_calls = 0,
+           no_later_than = null, resume_at = null, claims = 0, error = coalesce(p_error, ''), evidence = '',
+           state = case p_what when 'done' then 'done' when 'skipped' then 'pending'
+                               else case p_effect when 'unknown' then 'in_doubt' else 'failed' end end,
+           effect = case p_what when 'done' then 'applied' when 'skipped' then null else p_effect end,
+           failure_class = case p_what when 'failed' then p_class end,
+           needs_person = (p_what = 'failed' and p_effect = 'unknown'),
+           first_unknown_at = case when p_what = 'failed' and p_effect = 'unknown' then coalesce(k.first_unknown_at, v_now) end,
+           completeness = case p_what when 'done' then 'full' else 'none' end,
+           finished_at = case p_what when 'done' then v_now end,
+           result = case when p_what = 'done' and k.store_result = 'all' then p_result end,
+           result_digest = case when p_what = 'done' and k.store_result <> 'none' then sha256(p_result) end,
+           result_missing = case when p_what = 'done' then p_missing end
+     where k.id = r.id and ends;
     perform runguard.book(r, case verdict when 'booked' then 'observed_' || p_what else 'observed_again' end, p_actor,
                           coalesce(said, p_error, ''), json_build_object('what', p_what, 'verdict', verdict, 'run_id', p_run_id,
                               'try', p_try_number, 'result', encode(sha256(p_result), 'hex'))::text, p_nonce);

@@ -21,10 +21,14 @@ select * from runguard.claim(
     %(gate)s, %(rate)s, %(max_pauses)s::int, make_interval(secs => %(max_pause)s),
     %(partition)s, %(amount)s::numeric, %(currency)s)
 
+-- name: settle_body
+select * from runguard.settle_body(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s,
+    %(completeness)s, %(error)s, %(result)s::bytea, %(missing)s)
+
 -- name: write
 select * from runguard.write(
     %(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(nonce)s, make_interval(secs => %(lease)s),
-    %(body_done)s, %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
+    %(o_name)s::text[], %(o_state)s::text[], %(o_class)s::text[], %(o_effect)s::text[], %(o_final)s::boolean[],
     %(o_resume_after)s::float8[], %(o_error)s::text[], %(o_evidence)s::text[], %(o_result)s::bytea[], %(o_missing)s::text[],
     %(i_name)s::text[], %(i_intent)s::text[], make_interval(secs => %(max_call_time)s), make_interval(secs => %(key_lifetime)s::float8),
     %(to)s, %(class)s, %(effect)s, %(needs_person)s::boolean, %(resume_after)s::float8,
@@ -336,6 +340,12 @@ select p.verdict, p.at, p.until, array_to_string(p.said, E'\x1f') as said
   from runguard.plan(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s, make_interval(secs => %(lease)s),
     %(max_claims)s::int, make_interval(secs => %(key_lifetime)s::float8),
     string_to_array(%(names)s, E'\x1f'), string_to_array(%(digests)s, E'\x1f')) p
+
+-- name: write_items
+select * from runguard.write_items(%(record_id)s, %(generation)s::int, %(fence)s, %(nonce)s, %(actor)s,
+    make_interval(secs => %(lease)s), make_interval(secs => %(max_call_time)s),
+    string_to_array(%(done)s, E'\x1f'), string_to_array(%(results)s, E'\x1f')::bytea[],
+    string_to_array(%(calls)s, E'\x1f'), string_to_array(%(intents)s, E'\x1f'))
 
 -- name: progress
 update runguard.record r set progress = %(progress)s

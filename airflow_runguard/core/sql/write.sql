@@ -2,9 +2,9 @@
 -- book intents, settle, hand over. All of it hangs on the record's row, locked first; whether a call is open stands on
 -- that row. Repeating it after a lost answer changes nothing.
 --
--- p_body_done: the settlement speaks also for the call 'body', with the same result. Where nothing is unusual (still the
--- holder, nothing unknown, no late outcome) one statement does it, decided on the record's row like everything here, and
--- says what the long way says; in any other case it finds no row and the long way decides.
+-- It is the long way, which decides whatever there is to decide. What almost every body and almost every group of a
+-- batch is, one statement each does before it is asked (settle_body below, write_items in batch.sql): decided on the
+-- record's row like everything here, they write what the long way would, and find no row in any other case.
 --
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
 -- when a paused one resumes)
@@ -65,9 +65,46 @@ create or replace function runguard.ordered_although_applied(r runguard.record) 
                       order by e.id desc limit 1), false)
 $$;
 
+-- A body that is one call and is done: the settlement speaks also for the call 'body', with the same result.
+create or replace function runguard.settle_body(
+    p_record_id bigint, p_generation integer, p_fence bigint, p_nonce text, p_actor text,
+    p_completeness text, p_error text, p_result bytea, p_missing text
+) returns table (at timestamptz, event_id bigint) language plpgsql as $$
+#variable_conflict use_column
+begin
+    return query
+    with k as (
+        update runguard.record k set state = 'done', effect = 'applied', completeness = p_completeness,
+               finished_at = t.at, lease_until = null, hold_until = null, handed_over = false,
+               open_calls = 0, no_later_than = null, claims = 0, pauses = 0, paused_since = null,
+               failure_class = null, needs_person = false, resume_at = null,
+               result = case when k.store_result = 'all' then p_result end,
+               result_digest = case when k.store_result <> 'none' then sha256(p_result) end,
+               result_missing = p_missing, error = p_error, evidence = ''
+          from (select clock_timestamp() as at) t
+         where k.id = p_record_id and k.generation = p_generation and k.fence = p_fence and k.nonce = p_nonce
+           and k.state = 'running' and k.open_calls = 1 and k.late_applied = 0 and k.first_unknown_at is null
+           and exists (select from runguard.call c
+                        where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'
+                          and c.state = 'started' and c.fence = p_fence)
+           and current_setting('transaction_isolation') = 'read committed' and runguard.broken(k) = ''
+           and runguard.opened()
+        returning k.finished_at, k.error, k.result, k.result_digest, k.result_missing),
+    c as (
+        update runguard.call c set state = 'done', effect = 'applied', outcome_at = k.finished_at, failure_class = null,
+               first_unknown_at = null, same_again = false, final = false, claims = 0, resume_at = null, error = k.error,
+               evidence = '', result = k.result, result_digest = k.result_digest, result_missing = k.result_missing
+          from k where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'),
+    e as (
+        insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail, mark)
+        select p_record_id, p_generation, p_fence, 'done', p_actor, k.error, '{"evidence" : ""}', p_nonce
+          from k returning id)
+    select k.finished_at, e.id from k, e;
+end $$;
+
 create or replace function runguard.write(
     p_record_id bigint, p_generation integer, p_fence bigint, p_actor text, p_nonce text, p_lease interval,
-    p_body_done boolean, p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
+    p_o_name text[], p_o_state text[], p_o_class text[], p_o_effect text[], p_o_final boolean[],
     p_o_resume_after double precision[], p_o_error text[], p_o_evidence text[], p_o_result bytea[], p_o_missing text[],
     p_i_name text[], p_i_intent text[], p_max_call_time interval, p_key_lifetime interval,
     p_to text, p_class text, p_effect text, p_needs_person boolean, p_resume_after double precision,
@@ -99,52 +136,8 @@ declare
     v_progress boolean := false;
     v_frozen text;
     item     boolean;
-    v_answered text[];
-    v_called   text[];
-    v_attempts integer[];
     i        integer;
 begin
-    if p_body_done then
-        return query
-        with k as (
-            update runguard.record k set state = 'done', effect = 'applied', completeness = coalesce(p_completeness, 'full'),
-                   finished_at = t.at, lease_until = null, hold_until = null, handed_over = false,
-                   open_calls = 0, no_later_than = null, claims = 0, pauses = 0, paused_since = null,
-                   failure_class = null, needs_person = false, resume_at = null,
-                   result = case when k.store_result = 'all' then p_result end,
-                   result_digest = case when k.store_result <> 'none' then sha256(p_result) end,
-                   result_missing = p_missing, error = coalesce(p_error, ''), evidence = coalesce(p_evidence, '')
-              from (select clock_timestamp() as at) t
-             where k.id = p_record_id and k.generation = p_generation and k.fence = p_fence and k.nonce = p_nonce
-               and k.state = 'running' and k.open_calls = 1 and k.late_applied = 0 and k.first_unknown_at is null
-               and exists (select from runguard.call c
-                            where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'
-                              and c.state = 'started' and c.fence = p_fence)
-               and current_setting('transaction_isolation') = 'read committed' and runguard.broken(k) = ''
-               and runguard.opened()
-            returning k.finished_at, k.error, k.evidence, k.result, k.result_digest, k.result_missing),
-        c as (
-            update runguard.call c set state = 'done', effect = 'applied', outcome_at = k.finished_at, failure_class = null,
-                   first_unknown_at = null, same_again = false, final = false, claims = 0, resume_at = null, error = k.error,
-                   evidence = k.evidence, result = k.result, result_digest = k.result_digest, result_missing = k.result_missing
-              from k where c.record_id = p_record_id and c.generation = p_generation and c.name = 'body'),
-        e as (
-            insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail, mark)
-            select p_record_id, p_generation, p_fence, 'done', p_actor, k.error, json_build_object('evidence', k.evidence)::text, p_nonce
-              from k returning id)
-        select 'record', '', 'ok', 'done', null::integer, k.finished_at, null::timestamptz, null::bytea, null::text, k.error, e.id
-          from k, e;
-        if found then
-            return;
-        end if;
-        p_o_name := array['body'];
-        p_o_state := array['done'];
-        p_o_effect := array['applied'];
-        p_o_error := array[p_error];
-        p_o_evidence := array[p_evidence];
-        p_o_result := array[p_result];
-        p_o_missing := array[p_missing];
-    end if;
     perform runguard.pin();
     perform runguard.open_for_writing();
     select * into r from runguard.record k where k.id = p_record_id for update;
@@ -168,19 +161,7 @@ begin
 
     -- An item's own caller may settle it also after another holder took the batch over: nobody else has called it since.
     item := not mine and r.calls = 'batch' and r.generation = p_generation and runguard.broken(r) = '';
-    if live and r.calls = 'batch' and p_to is null and r.late_applied = 0 then
-        select w.answered, coalesce(w.done, false), w.called, w.attempts, w.event_id
-          into v_answered, v_progress, v_called, v_attempts, v_event
-          from runguard.write_items(r, v_now, p_actor, p_nonce, p_o_name, p_o_state, p_o_class, p_o_effect,
-            p_o_final, p_o_error, p_o_evidence, p_o_result, p_o_missing, p_i_name, p_i_intent, p_max_call_time) w;
-        closed := coalesce(cardinality(v_answered), 0);
-        opened := coalesce(cardinality(v_called), 0);
-        booked := closed > 0;
-        return query select 'intent', n.name, 'run', 'started', n.attempt, v_now, v_now + p_max_call_time, null::bytea,
-            null::text, null::text, null::bigint from unnest(v_called, v_attempts) n (name, attempt);
-    end if;
     for i in 1 .. coalesce(array_length(p_o_name, 1), 0) loop
-        continue when p_o_name[i] = any (v_answered);
         select * into c from runguard.call k
          where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
         if c.fence = p_fence and c.outcome_at is not null and c.state = p_o_state[i]
@@ -223,7 +204,6 @@ begin
     end loop;
 
     for i in 1 .. coalesce(array_length(p_i_name, 1), 0) loop
-        continue when p_i_name[i] = any (v_called);
         c := null;
         v_said := 'lost';
         if live and v_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
