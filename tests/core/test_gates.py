@@ -16,10 +16,21 @@ import psycopg
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import FailureClass, Order, Settlement, State, Verdict
+from airflow_runguard.core.record import FailureClass, Order, Record, Settlement, State, Verdict
 from tests.core import engine
 from tests.core.accidents import attempt
-from tests.core.books import NEVER_SENT, QUOTA, come_due, enter, kinds, state_of
+from tests.core.books import (
+    NEVER_SENT,
+    QUOTA,
+    UNKNOWN,
+    Held,
+    come_due,
+    enter,
+    expire,
+    kinds,
+    state_of,
+    wait_until,
+)
 from tests.core.conftest import OpenLedger
 
 Connection = psycopg.Connection[Any]
@@ -56,6 +67,12 @@ def slots(sql: Connection) -> list[float]:
 def gate(ledger: Ledger) -> Any:
     [row] = ledger.gates("stripe")
     return row
+
+
+def record_of(ledger: Ledger, held: Held) -> Record:
+    record = ledger.get(held.order.identity)
+    assert record is not None
+    return record
 
 
 def test_p06_the_first_that_hits_the_wall_closes_the_gate_for_all(ledger: Ledger) -> None:
@@ -198,6 +215,54 @@ def test_p03_a_closed_gate_leaves_doubt_where_it_is(ledger: Ledger, sql: Connect
     claim = ledger.claim(order("k", on_doubt="replay"), engine.holder())
     assert claim.verdict is Verdict.PAUSED
     assert state_of(ledger, held.order) is State.IN_DOUBT
+
+
+def test_p06_what_is_in_doubt_keeps_the_slot_that_it_was_given_and_goes_on_at_it(
+    ledger: Ledger, sql: Connection
+) -> None:
+    rules = {"on_doubt": "replay"}
+    waiting = [enter(ledger, order(f"k{i}", **rules)) for i in range(4)]
+    for held in waiting:
+        held.settle(State.IN_DOUBT, UNKNOWN)
+    hit_the_wall(ledger)
+    first = [ledger.claim(held.order, engine.holder()) for held in waiting]
+    assert [claim.verdict for claim in first] == [Verdict.PAUSED] * 4
+    tail = gate(ledger)["next_slot"]
+    for held, before in zip(waiting, first, strict=True):  # each looks again, early: nothing moves
+        again = ledger.claim(held.order, engine.holder())
+        assert (again.verdict, again.until) == (Verdict.PAUSED, before.until)
+        assert state_of(ledger, held.order) is State.IN_DOUBT
+    assert (gate(ledger)["next_slot"], gate(ledger)["waiting"]) == (tail, 5)
+    assert ledger.due([held.id for held in waiting]) == set()
+    assert kinds(ledger, waiting[0].id)[-1] == "waits"
+
+    sql.execute("update runguard.gate set closed_until = clock_timestamp()")  # its time is over; slots lie ahead
+    come_due(sql, waiting[3].id)
+    assert ledger.due([held.id for held in waiting]) == {waiting[3].id}
+    assert ledger.claim(waiting[3].order, engine.holder()).verdict is Verdict.RUN
+
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: len(ledger.due([held.id for held in waiting[:3]])) == 3, "opened by hand, all have their turn")
+    enter(ledger, waiting[0].order).settle(State.DONE)
+    assert ledger.resolve(waiting[1].id, "did_not_happen", force=True, actor="ann", reason="looked it up") == "ok"
+    assert [record_of(ledger, held).resume_at for held in waiting[:2]] == [None, None]
+
+
+def test_p06_a_dead_holder_that_called_nothing_leaves_a_record_that_waits_in_its_place(
+    ledger: Ledger, sql: Connection
+) -> None:
+    held = enter(ledger, order("k", calls="explicit"))
+    close(ledger)
+    expire(sql, held.id)
+    claim = ledger.claim(held.order, engine.holder())
+    assert (claim.verdict, state_of(ledger, held.order)) == (Verdict.PAUSED, State.PAUSED)
+    assert held.intent("pay") == "lost"
+    assert ledger.claim(held.order, engine.holder()).until == claim.until
+    short = enter(ledger, engine.order("short", gate="other", calls="explicit", max_pause=3600.0))
+    ledger.close_gate("other", until=tomorrow(), rate=5, actor="ann", reason="over the budget")
+    expire(sql, short.id)
+    assert ledger.claim(short.order, engine.holder()).reason == "pauses"
+    assert state_of(ledger, short.order) is State.FAILED
 
 
 def test_p01_many_that_come_at_once_get_slots_of_their_own(open_ledger: OpenLedger, sql: Connection) -> None:

@@ -245,6 +245,9 @@ begin
                 verdict := 'in_doubt';
                 reason := r.error;
                 until := case when r.no_later_than > now then r.no_later_than end;
+            elsif r.resume_at > now then        -- it has a slot at its gate already
+                verdict := 'paused';
+                until := r.resume_at;
             end if;
         elsif r.state = 'running' then
             if r.nonce = p_nonce then
@@ -294,18 +297,20 @@ begin
             reason := 'calls';
             exit;
         elsif not reenters and r.state <> 'done' then
-            v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.state = 'paused');
+            v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.resume_at is not null);
         end if;
         if v_slot is not null then              -- its gate is closed, or others are waiting before it
-            if r.state in ('in_doubt', 'running') then
-                verdict := 'paused';            -- what is unknown stays where it is; the caller waits
+            if r.state = 'in_doubt' then        -- what is unknown stays where it is, but it keeps its slot
+                update runguard.record k set resume_at = v_slot, gate = p_gate where k.id = r.id returning * into r;
+                perform runguard.book(r, 'waits', p_actor, runguard.why_closed(p_deployment, p_gate));
+                verdict := 'paused';
             elsif runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
                 r := runguard.spend(r, p_actor, runguard.why_closed(p_deployment, p_gate));
                 verdict := 'refused';
                 reason := 'pauses';
             else
                 update runguard.record k set state = 'paused', resume_at = v_slot, failure_class = 'quota',
-                       effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
+                       lease_until = null, hold_until = null, handed_over = false, effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
                        ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id, try_number = p_try_number,
                        map_index = p_map_index, gate = p_gate, error = runguard.why_closed(p_deployment, p_gate)
                  where k.id = r.id returning * into r;

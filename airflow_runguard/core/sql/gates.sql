@@ -52,7 +52,7 @@ declare
 begin
     with waiting as (
         select k.id from runguard.record k
-         where k.deployment = p_deployment and k.gate = p_gate and k.state = 'paused'
+         where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
          order by k.resume_at, k.id for update skip locked
     ), spaced as (
         select w.id, p_from + v_step * row_number() over () as slot from waiting w
@@ -86,7 +86,7 @@ begin
             json_build_object('gate', p_gate, 'until', p_until, 'deployment', p_deployment)::text);
     end if;
     if exists (select from runguard.record k where k.deployment = p_deployment and k.gate = p_gate
-                  and k.state = 'paused' and k.resume_at < p_until) then
+                  and k.resume_at < p_until) then
         perform runguard.respace(p_deployment, p_gate, p_until, coalesce(g.rate, p_rate));
     end if;
     return 'ok';
@@ -107,7 +107,7 @@ begin
         return 'missing';
     end if;
     update runguard.call c set resume_at = clock_timestamp() from runguard.record k
-     where k.deployment = p_deployment and k.gate = p_gate and k.state = 'paused'
+     where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
        and c.record_id = k.id and c.generation = k.generation and c.state = 'paused';
     perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
@@ -152,7 +152,7 @@ create or replace function runguard.spend(r runguard.record, p_actor text, p_why
 language plpgsql as $$
 begin
     update runguard.record k set state = 'failed', failure_class = 'quota', effect = 'not_applied', needs_person = true,
-           resume_at = null, pauses = 0, paused_since = null, error = runguard.pauses_spent_says(k) || coalesce(p_why, '')
+           lease_until = null, hold_until = null, handed_over = false, resume_at = null, pauses = 0, paused_since = null, error = runguard.pauses_spent_says(k) || coalesce(p_why, '')
      where k.id = r.id returning * into r;
     perform runguard.book(r, 'failed', p_actor, r.error);
     return r;

@@ -58,7 +58,7 @@ create table runguard.record (
     lease_until      timestamptz,
     hold_until       timestamptz,                           -- max_hold: no renewal reaches beyond it
     no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
-    resume_at        timestamptz,
+    resume_at        timestamptz,                           -- paused, or in doubt and at a gate: its turn
     gate             varchar(512),                          -- the vendor allowance that it asks before each call
     gate_epoch       integer,                               -- of the gate as the last intent saw it
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
@@ -97,7 +97,7 @@ create index record_needs_person on runguard.record (id) where needs_person or s
 -- How a page finds the records of a DAG (and those that its reader may see), and of a run or task instance.
 create index record_of_dag on runguard.record (dag_id, id);
 create index record_of_run on runguard.record (run_id, id);
-create index record_waits_at on runguard.record (deployment, gate, resume_at) where state = 'paused';
+create index record_waits_at on runguard.record (deployment, gate, resume_at) where resume_at is not null;
 
 create table runguard.call (
     record_id        bigint not null,

@@ -2,15 +2,15 @@
 
 -- -- those that wait in Airflow --------------------------------------------------------------------------------------
 
--- Which of these records a waiting task may look at again. A paused one at its slot, if its gate is open; a busy one when
--- its holder let go or died; anything else at once.
+-- Which of these records a waiting task may look at again. One that has a slot (paused, or in doubt and about to be sent
+-- again) at that slot, if its gate is open; a busy one when its holder let go or died; anything else at once.
 create or replace function runguard.due(p_ids bigint[]) returns setof bigint language sql volatile as $$
     select r.id from runguard.record r
      where r.id = any (p_ids)
-       and case r.state when 'paused' then r.resume_at <= clock_timestamp()
-                                           and runguard.gate_until(r.deployment, r.gate, true) is null
-                        when 'running' then r.lease_until <= clock_timestamp()
-                        else true end
+       and case when r.resume_at is not null then r.resume_at <= clock_timestamp()
+                                                  and runguard.gate_until(r.deployment, r.gate, true) is null
+                when r.state = 'running' then r.lease_until <= clock_timestamp()
+                else true end
        and ((select m.freezes from runguard.meta m) = 0
             or runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null)
 $$;
