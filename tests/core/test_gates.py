@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -135,6 +136,50 @@ def test_p06_an_answer_from_before_a_person_opened_the_gate_does_not_close_it_ag
     assert record is not None
     assert record.resume_at is not None
     assert record.resume_at - datetime.now(UTC) > timedelta(seconds=3500)  # what the vendor told this one still holds
+
+
+def test_p06_nobody_goes_on_before_the_time_that_the_vendor_named_to_it_whoever_else_is_told_what(
+    ledger: Ledger, sql: Connection
+) -> None:
+    quick = replace(QUOTA, resume_after=2.0)
+    close(ledger)
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: gate(ledger)["next_slot"] <= gate(ledger)["now"], "nobody stands before it")
+    told = [enter(ledger, order(key)) for key in ("an hour", "briefly")]
+    open_gate(ledger, rate=1000)  # what those are told now closes it no more
+    told[0].settle(State.PAUSED, QUOTA)
+    told[1].settle(State.PAUSED, quick)
+    wait_until(lambda: gate(ledger)["next_slot"] <= gate(ledger)["now"], "nobody stands before it")
+    enter(ledger, order("last")).settle(State.PAUSED, quick)  # closes the gate, and gives all new slots
+    assert ledger.set_rate("stripe", rate=50.0, default=5.0, actor="ann", reason="more") == "ok"
+    left = slots(sql)
+    assert len(left) == 3
+    assert left[-1] > 3500
+    assert max(left[:-1]) < 60
+    assert gate(ledger)["next_slot"] - gate(ledger)["now"] < timedelta(seconds=60)  # nobody stands behind that hour
+
+    with sql.transaction():  # and if it is looked at too early after all, it waits, and nobody asks whether it happened
+        sql.execute("select runguard.open_for_writing()")
+        sql.execute("update runguard.record set resume_at = clock_timestamp() where id = %s", [told[0].id])
+        sql.execute("update runguard.gate set closed_until = '-infinity'")
+    claim = ledger.claim(told[0].order, engine.holder())
+    assert (claim.verdict, state_of(ledger, told[0].order)) == (Verdict.PAUSED, State.PAUSED)
+    assert claim.until is not None
+    assert claim.until - claim.now > timedelta(seconds=3500)
+    assert ledger.resume_now(told[0].id, actor="ann", reason="the vendor says so") == "ok"
+    assert ledger.claim(told[0].order, engine.holder()).verdict is Verdict.RUN
+
+
+def test_p06_cleared_before_the_vendors_time_it_waits_for_that_and_is_not_in_doubt(ledger: Ledger) -> None:
+    what = engine.order("k", max_pause=60.0)
+    assert enter(ledger, what).settle(State.PAUSED, QUOTA).state is State.FAILED  # an hour is more than it may
+    claim = ledger.claim(what, engine.holder())
+    assert (claim.verdict, claim.reason) == (Verdict.REFUSED, "pauses")
+    claim = ledger.claim(engine.order("k"), engine.holder())  # somebody raised max_pause
+    assert (claim.verdict, state_of(ledger, what)) == (Verdict.PAUSED, State.PAUSED)
+    record = ledger.get(what.identity)
+    assert record is not None
+    assert record.error == "no"  # what the vendor said
 
 
 def test_p06_opened_by_hand_all_go_on_paced(ledger: Ledger, sql: Connection) -> None:

@@ -106,6 +106,7 @@ declare
     resend   boolean;
     frozen   text;
     v_slot   timestamptz;
+    v_why    text;
 begin
     loop
         if r.id is null then
@@ -297,22 +298,30 @@ begin
             reason := 'calls';
             exit;
         elsif not reenters and r.state <> 'done' then
-            v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.resume_at is not null);
+            if p_calls = 'body' then            -- however it came to be looked at: the vendor said when
+                select k.resume_at, k.error into v_slot, v_why from runguard.call k
+                 where k.record_id = r.id and k.generation = r.generation and k.name = 'body' and k.state = 'paused'
+                   and k.resume_at > now;
+            end if;
+            if v_slot is null then
+                v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.resume_at is not null);
+                v_why := runguard.why_closed(p_deployment, p_gate);
+            end if;
         end if;
-        if v_slot is not null then              -- its gate is closed, or others are waiting before it
+        if v_slot is not null then              -- told to wait, its gate is closed, or others are waiting before it
             if r.state = 'in_doubt' then        -- what is unknown stays where it is, but it keeps its slot
                 update runguard.record k set resume_at = v_slot, gate = p_gate where k.id = r.id returning * into r;
-                perform runguard.book(r, 'waits', p_actor, runguard.why_closed(p_deployment, p_gate));
+                perform runguard.book(r, 'waits', p_actor, v_why);
                 verdict := 'paused';
             elsif runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
-                r := runguard.spend(r, p_actor, runguard.why_closed(p_deployment, p_gate));
+                r := runguard.spend(r, p_actor, v_why);
                 verdict := 'refused';
                 reason := 'pauses';
             else
                 update runguard.record k set state = 'paused', resume_at = v_slot, failure_class = 'quota',
                        lease_until = null, hold_until = null, handed_over = false, effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
                        ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id, try_number = p_try_number,
-                       map_index = p_map_index, gate = p_gate, error = runguard.why_closed(p_deployment, p_gate)
+                       map_index = p_map_index, gate = p_gate, error = v_why
                  where k.id = r.id returning * into r;
                 perform runguard.book(r, 'paused', p_actor, r.error);
                 verdict := 'paused';

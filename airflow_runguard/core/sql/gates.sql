@@ -43,7 +43,8 @@ begin
     return runguard.reserve(p_deployment, p_gate, p_rate);
 end $$;
 
--- Gives those who wait new slots, in the order of their old ones. Whoever is being claimed at this moment asks anew.
+-- Gives those who wait new slots, in the order of their old ones; to whom the vendor itself named a later time, that one.
+-- Whoever is being claimed at this moment asks anew.
 create or replace function runguard.respace(p_deployment text, p_gate text, p_from timestamptz, p_rate double precision)
 returns void language plpgsql as $$
 declare
@@ -57,8 +58,11 @@ begin
     ), spaced as (
         select w.id, p_from + v_step * row_number() over () as slot from waiting w
     ), moved as (
-        update runguard.record k set resume_at = s.slot from spaced s where k.id = s.id returning k.resume_at
-    ) select max(m.resume_at) into v_last from moved m;
+        update runguard.record k set resume_at = greatest(s.slot, (
+                   select max(c.resume_at) from runguard.call c
+                    where c.record_id = k.id and c.generation = k.generation and c.state = 'paused'))
+          from spaced s where k.id = s.id returning s.slot
+    ) select max(m.slot) into v_last from moved m;
     update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;
 end $$;
 
