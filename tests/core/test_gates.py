@@ -16,8 +16,9 @@ import psycopg
 
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.items import Items
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import FailureClass, Order, Record, Settlement, State, Verdict
+from airflow_runguard.core.record import FailureClass, Grant, Order, Record, Settlement, State, Verdict
 from tests.core import engine
 from tests.core.accidents import attempt
 from tests.core.books import (
@@ -136,6 +137,32 @@ def test_p06_an_answer_from_before_a_person_opened_the_gate_does_not_close_it_ag
     assert record is not None
     assert record.resume_at is not None
     assert record.resume_at - datetime.now(UTC) > timedelta(seconds=3500)  # what the vendor told this one still holds
+
+
+def test_p06_neither_does_an_old_answer_to_an_item_after_the_next_item_was_sent(
+    ledger: Ledger, sql: Connection
+) -> None:
+    def is_open() -> bool:
+        [(closed,)] = sql.execute("select closed_until > clock_timestamp() from runguard.gate")
+        return not closed
+
+    close(ledger)
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: gate(ledger)["next_slot"] <= gate(ledger)["now"], "nobody stands before it")
+    items, each = Items(ledger), enter(ledger, order("explicit", calls="explicit"))
+    batch = enter(ledger, order("batch", calls="batch"))
+    grant = Grant(batch.order.identity, batch.id, batch.claim.generation, batch.claim.fence)
+    assert items.begin(grant, batch.holder)
+    assert items.plan(grant, batch.holder, batch.order, ["old", "new"], ["x", "y"]).said == ["work", "work"]
+    for held in (each, batch):
+        assert held.intent("old") == "run"
+    open_gate(ledger, rate=1000)
+    for held in (each, batch):
+        assert held.intent("new") == "run"
+        held.outcome("old", QUOTA)
+        assert is_open()
+    batch.outcome("new", QUOTA)
+    assert not is_open()
 
 
 def test_p06_nobody_goes_on_before_the_time_that_the_vendor_named_to_it_whoever_else_is_told_what(

@@ -179,7 +179,8 @@ begin
        and runguard.gate_until(r.deployment, r.gate, true) is null then
         with begun as (
             update runguard.call k set state = 'started', fence = r.fence, intent = i.intent, intent_at = p_now,
-                   no_later_than = p_now + p_max_call_time, first_intent_at = p_now, claims = k.claims + 1
+                   no_later_than = p_now + p_max_call_time, first_intent_at = p_now, claims = k.claims + 1,
+                   gate_epoch = runguard.gate_epoch(r.deployment, r.gate)
               from unnest(p_i_name, p_i_intent) i (name, intent)
              where k.record_id = r.id and k.generation = r.generation and k.name = i.name and k.name = any (p_i_name)
                and k.state = 'pending' and k.first_intent_at is null and not k.final

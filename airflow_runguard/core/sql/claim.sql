@@ -47,8 +47,10 @@ declare
 begin
     select * into c from runguard.call k where k.record_id = r.id and k.generation = r.generation and k.name = p_name;
     if c.record_id is null then
-        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at, claims)
-        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now, 1)
+        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at,
+            claims, gate_epoch)
+        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now,
+            1, runguard.gate_epoch(r.deployment, r.gate))
         returning * into c;
         verdict := 'run';
         return;
@@ -71,6 +73,7 @@ begin
                first_unknown_at = case when verdict <> 'attach' then k.first_unknown_at end,
                submitted = verdict = 'attach', external_id = case when not k.submitted or verdict = 'attach' then k.external_id end,
                attempt = k.attempt + k.final::int, claims = k.claims + 1,
+               gate_epoch = runguard.gate_epoch(r.deployment, r.gate),
                first_intent_at = case when k.final or k.first_intent_at is null then v_now else k.first_intent_at end
          where k.record_id = r.id and k.generation = r.generation and k.name = p_name
         returning * into c;
@@ -115,15 +118,14 @@ begin
                     nonce, ti_id, dag_id, task_id, run_id, try_number, map_index, host, pid,
                     claimed_at, lease_until, hold_until, no_later_than, first_intent_at, calls, on_doubt,
                     payload_version, payload_digest, payload_fields, payload_readable, store_result,
-                    gate, gate_epoch, partition, amount, currency, digest)
+                    gate, partition, amount, currency, digest)
                 select p_deployment, p_namespace, p_key, 'running', 1, 1, (p_calls = 'body')::int,
                        p_nonce, p_ti_id, p_dag_id, p_task_id, p_run_id, p_try_number, p_map_index, p_host, p_pid,
                        t.at, t.at + least(p_lease, p_max_hold), t.at + p_max_hold,
                        case when p_calls = 'body' then t.at + p_max_call_time end, case when p_calls = 'body' then t.at end,
                        p_calls, p_on_doubt,
                        p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result,
-                       p_gate, case when p_gate is not null then runguard.gate_epoch(p_deployment, p_gate) end,
-                       p_partition, p_amount, p_currency, ''
+                       p_gate, p_partition, p_amount, p_currency, ''
                   from runguard.meta m, (select clock_timestamp() as at) t
                  where not exists (select from runguard.record x
                                     where x.deployment = p_deployment and x.namespace = p_namespace and x.key = p_key)
@@ -135,8 +137,9 @@ begin
                 on conflict do nothing returning k.id, k.claimed_at, k.lease_until),
             started as (
                 insert into runguard.call (record_id, generation, name, state, fence, intent_at, no_later_than,
-                    first_intent_at, claims)
-                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at, 1
+                    first_intent_at, claims, gate_epoch)
+                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at, 1,
+                       case when p_gate is not null then runguard.gate_epoch(p_deployment, p_gate) end
                   from entry e where p_calls = 'body'),
             told as (
                 insert into runguard.event (record_id, generation, fence, kind, actor)
@@ -372,8 +375,7 @@ begin
                calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
                payload_version = p_payload_version, payload_digest = p_payload_digest,
                payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false,
-               gate = p_gate, gate_epoch = runguard.gate_epoch(p_deployment, p_gate),
-               partition = p_partition, amount = p_amount, currency = p_currency,
+               gate = p_gate, partition = p_partition, amount = p_amount, currency = p_currency,
                open_calls = case when reenters then k.open_calls when p_calls = 'body' then 1 else 0 end,
                no_later_than = case when p_calls = 'body' then greatest(k.no_later_than, now + p_max_call_time)
                                     else k.no_later_than end,
@@ -382,7 +384,8 @@ begin
          where k.id = r.id returning * into r;
         if p_calls = 'body' and reenters then
             -- The body goes on where it waited: its call stays open, under the new fence.
-            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time,
+                   gate_epoch = runguard.gate_epoch(p_deployment, p_gate)
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then
             select * into s from runguard.start_call(r, 'body', null, p_max_call_time, p_key_lifetime);

@@ -60,7 +60,6 @@ create table runguard.record (
     no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
     resume_at        timestamptz,                           -- paused, or in doubt and at a gate: its turn
     gate             varchar(512),                          -- the vendor allowance that it asks before each call
-    gate_epoch       integer,                               -- of the gate as the last intent saw it
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
     first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
     -- the order
@@ -115,6 +114,7 @@ create table runguard.call (
     first_unknown_at timestamptz,
     outcome_at       timestamptz,
     resume_at        timestamptz,
+    gate_epoch       integer,                               -- of its gate as its intent saw it
     failure_class    text,
     effect           text,
     final            boolean not null default false,        -- refused for good: the vendor keeps that answer
