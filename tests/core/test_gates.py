@@ -320,6 +320,14 @@ def test_p06_what_is_in_doubt_keeps_the_slot_that_it_was_given_and_goes_on_at_it
     assert [record_of(ledger, held).resume_at for held in waiting[:2]] == [None, None]
 
 
+def test_p10_whose_record_a_restore_took_away_is_woken_and_asks_again(ledger: Ledger) -> None:
+    held = enter(ledger, order("k"))
+    gone = held.id + 1000
+    assert ledger.due([held.id, gone]) == {gone}
+    assert ledger.freeze("all", actor="ann", reason="restored") == "ok"
+    assert ledger.due([held.id, gone]) == {gone}
+
+
 def test_p06_a_dead_holder_that_called_nothing_leaves_a_record_that_waits_in_its_place(
     ledger: Ledger, sql: Connection
 ) -> None:

@@ -197,7 +197,8 @@ create table runguard.notice (
     taken_by   text,
     sent_at    timestamptz,
     error      text,                                        -- why it could not be sent
-    unique (record_id, generation, kind)
+    occasion   text not null default '',                    -- which one of its kind: each is told once
+    unique (record_id, generation, kind, occasion)
 );
 create index notice_unsent on runguard.notice (id) where sent_at is null;
 
