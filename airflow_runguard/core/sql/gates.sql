@@ -16,11 +16,12 @@ language sql volatile as $$
         (select g.epoch from runguard.gate g where g.deployment = p_deployment and g.name = p_gate), 1) end
 $$;
 
+-- For all who wait: a person's words, but not what a vendor answered to somebody else's call.
 create or replace function runguard.why_closed(p_deployment text, p_gate text) returns text language sql as $$
     select case when g.closed_until > clock_timestamp()
         then format('gate %s is closed until %s: %s', g.name, case when isfinite(g.closed_until)
                     then to_char(g.closed_until at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
-                    else 'a person opens it' end, g.why)
+                    else 'a person opens it' end, case when g.by_person then g.why else 'a call was told to wait' end)
         else format('gate %s lets those through first that waited', g.name) end
       from runguard.gate g where g.deployment = p_deployment and g.name = p_gate
 $$;
@@ -83,7 +84,8 @@ begin
     elsif p_until <= g.closed_until then
         return 'ok';
     end if;
-    update runguard.gate k set closed_until = p_until, why = p_why, actor = p_actor, updated_at = clock_timestamp()
+    update runguard.gate k set closed_until = p_until, why = p_why, actor = p_actor, by_person = p_seen_epoch is null,
+           updated_at = clock_timestamp()
      where k.deployment = p_deployment and k.name = p_gate;
     if g.closed_until <= clock_timestamp() or p_seen_epoch is null then
         insert into runguard.event (kind, actor, reason, detail) values ('gate_closed', p_actor, p_why,
@@ -105,7 +107,7 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     update runguard.gate k set closed_until = '-infinity', epoch = k.epoch + 1, why = p_reason, actor = p_actor,
-           updated_at = clock_timestamp()
+           by_person = true, updated_at = clock_timestamp()
      where k.deployment = p_deployment and k.name = p_gate returning * into g;
     if not found then
         return 'missing';

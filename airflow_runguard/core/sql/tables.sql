@@ -165,6 +165,7 @@ create table runguard.gate (
     rate         double precision check (rate > 0),         -- slots a second; null = [runguard] resume_rate
     why          text not null default '',
     actor        text not null default '',
+    by_person    boolean not null default true,             -- else why and actor are of one task: not for the others
     updated_at   timestamptz not null default clock_timestamp(),
     primary key (deployment, name)
 );

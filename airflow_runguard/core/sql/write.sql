@@ -210,7 +210,7 @@ begin
             v_progress := v_progress or v_state = 'done';
             if v_state = 'paused' and r.gate is not null then
                 perform runguard.close_gate(r.deployment, r.gate, v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)),
-                                            p_rate, c.gate_epoch, p_actor, coalesce(p_o_error[i], ''));
+                                            p_rate, coalesce(c.gate_epoch, 0), p_actor, coalesce(p_o_error[i], ''));
             end if;
             if p_to is null or p_o_name[i] <> 'body' then
                 v_event := runguard.book(r, 'answered', p_actor, coalesce(p_o_error[i], ''), json_build_object(
