@@ -214,6 +214,8 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         "reconcile": ", or the task's next try, which asks the vendor",
         "replay": ", or the task's next try, which repeats it under its vendor key while the vendor remembers that",
     }[record.on_doubt]
+    if record.resume_at is not None:
+        others += f"; at its gate it has its turn {when(record.resume_at, now)}"
     commands = {}
     if record.calls == "batch":
         commands["All of these happened"] = command("resolve", name, "--items=in_doubt --happened --reason=…")
@@ -317,6 +319,8 @@ def sentence(event: Event) -> str:
             return f"{event.actor} booked that it happened."
         case "released":
             return f"{event.actor} let go of it; nothing is open{because}."
+        case "waits":
+            return f"{event.actor} may send it again, and waits for its turn{because}."
         case "paused" | "failed" | "in_doubt":
             return f"{event.actor} booked it as {_plain(event.kind)}{because}{_evidence(detail)}."
         case "poison":

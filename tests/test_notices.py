@@ -14,8 +14,8 @@ from airflow_runguard import RunGuardNotifier, notices
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Outcome, Result, State
-from tests.core import engine
-from tests.core.books import DECLINED, UNKNOWN, enter, expire
+from tests.core import batches, engine
+from tests.core.books import DECLINED, UNKNOWN, enter, expire, kinds
 
 
 class Pager(BaseNotifier):
@@ -92,6 +92,59 @@ def test_p05_a_late_outcome_is_told(ledger: Ledger, sql: psycopg.Connection[Any]
     send(ledger)
     held.write(outcomes=[Outcome("pay", result=Result(b"1"))])
     assert "late_outcome" in [told.split("|")[0] for told in send(ledger)]
+
+
+def test_p13_a_doubt_is_one_until_it_is_settled_and_the_next_one_is_told_anew(
+    ledger: Ledger, sql: psycopg.Connection[Any]
+) -> None:
+    what = engine.order("k", on_doubt="replay")
+    for _ in range(2):  # the second is sent again in the same doubt; whoever finds it finds no other one
+        held = enter(ledger, what)
+        expire(sql, held.id)
+        ledger.sweep("tests")
+    sql.execute("set timezone = 'Asia/Kathmandu'")
+    held = enter(ledger, what)
+    expire(sql, held.id)
+    sql.execute("select runguard.sweep('another session', 10)")
+    assert kinds(ledger, held.id).count("in_doubt") == 3
+    assert [told.split("|")[0] for told in send(ledger)] == ["in_doubt"]
+    ledger.resolve(held.id, "did_not_happen", actor="ann", reason="looked", force=True)
+    enter(ledger, what).settle(State.IN_DOUBT, UNKNOWN)
+    assert [told.split("|")[0] for told in send(ledger)] == ["in_doubt"]
+
+
+def test_p13_an_item_that_comes_into_doubt_beside_others_is_told(ledger: Ledger) -> None:
+    what = batches.order()
+    for late in ("A", "B"):
+        fails = batches.Counting(**{late: TimeoutError("no answer")})
+        batches.run(ledger, batches.invoices("A", *(["B"] if late == "B" else [])), fails)
+        assert [told.split("|")[0] for told in send(ledger)] == ["in_doubt"], late
+    batches.run(ledger, batches.invoices("A", "B"), batches.Counting())
+    assert batches.states(ledger, what) == {"A": "in_doubt", "B": "in_doubt"}
+    assert send(ledger) == []
+
+
+def test_p05_a_late_applied_is_told_also_after_a_harmless_late_report(ledger: Ledger) -> None:
+    held = enter(ledger, engine.order("k", calls="explicit"))
+    names = [f"call {number}" for number in range(5)]
+    for name in names:
+        held.intent(name)
+    ledger.release(held.id, actor="ann", reason="hung")
+    ledger.resolve(held.id, "did_not_happen", actor="ann", reason="looked", force=True)
+    send(ledger)
+    for name in names[:3]:
+        held.outcome(name, DECLINED)
+    assert [told.split("|")[0] for told in send(ledger)] == ["late_outcome"]
+    for name in (*names[3:], *names[3:]):
+        held.outcome(name)
+    assert [told.split("|")[0] for told in send(ledger)] == ["late_outcome", "in_doubt", "late_outcome"]
+
+
+def test_p13_a_failure_that_needs_a_person_is_told_again_by_the_next_try(ledger: Ledger) -> None:
+    wrong = DECLINED.__class__(DECLINED.failure_class, DECLINED.effect, needs_person=True, evidence="422")
+    for _ in range(2):
+        enter(ledger, engine.order("wrong")).settle(State.FAILED, wrong)
+        assert [told.split("|")[0] for told in send(ledger)] == ["needs_person"]
 
 
 def test_p14_lost_time_is_told(ledger: Ledger) -> None:

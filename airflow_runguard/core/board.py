@@ -7,8 +7,8 @@ see is left out by the statement itself. The SQL is ``sql/board.sql``.
 
 from __future__ import annotations
 
-import base64
-import json
+import hashlib
+import hmac
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -225,9 +225,11 @@ class Board(Ledger):
     def _by_name(self, wanted: Filter, readable: Readable) -> Look:
         parameters = {**self._matching(wanted, readable), "beyond": beyond(wanted.prefix)}
         namespaces = [wanted.namespace] if wanted.namespace is not None else self.namespaces()
+        if not self.installation:
+            self.check()
 
         def look(after: str | None, limit: int, budget: int) -> Page:
-            namespace, key = _name(after) if after else ("", "")
+            namespace, key = self._named(after) if after else ("", "")
             branches = [name for name in namespaces if name >= namespace]
             rows = self._all(
                 "page_name",
@@ -241,12 +243,26 @@ class Board(Ledger):
                 },
             )
             found = [row for row in rows if row["id"] is not None]
-            searched = rows[0]["searched_namespace"], rows[0]["searched_key"]
+            searched = rows[0]["searched_id"], rows[0]["searched_namespace"], rows[0]["searched_key"]
             if len(found) > limit:
-                searched = found[limit - 1]["namespace"], found[limit - 1]["key"]
-            return Page(found[:limit], None if searched[1] is None else _token(*searched), rows[0]["now"])
+                searched = tuple(found[limit - 1][name] for name in ("id", "namespace", "key"))
+            return Page(found[:limit], None if searched[0] is None else self._token(*searched), rows[0]["now"])
 
         return look
+
+    def _token(self, record_id: int, namespace: str, key: str) -> str:
+        """Where a list by name goes on. The record that was looked at last may be one that the reader may not see: its
+        number is no secret, its name is. Sealed, so that nobody learns where the names of other numbers stand."""
+        about = "\x1f".join((str(record_id), namespace, key)).encode()
+        return f"{record_id}.{hmac.new(f'page {self.installation}'.encode(), about, hashlib.sha256).hexdigest()[:32]}"
+
+    def _named(self, after: str) -> tuple[str, str]:
+        """:raises PlanningError: this ledger did not give it, or the record has another name since."""
+        number = re.fullmatch(r"([0-9]{1,18})\.[0-9a-f]{32}", after)
+        for row in self._all("name_of", {"id": int(number[1]), "deployment": self.deployment}) if number else ():
+            if hmac.compare_digest(self._token(row["id"], row["namespace"], row["key"]), after):
+                return row["namespace"], row["key"]
+        raise _no_page(after)
 
     def _id_at(self, moment: datetime) -> int:
         """The first number whose record began at ``moment`` or later: numbers and times rise together."""
@@ -283,9 +299,14 @@ class Board(Ledger):
 
     # -- gates, freezes, the ledger itself -----------------------------------------------------------------------------
 
-    def board_gates(self, readable: Readable = None) -> Sequence[Mapping[str, Any]]:
-        """All gates, or those at which records wait that the reader may see; closed ones first."""
-        return self._all("board_gates", {"deployment": self.deployment, "dags": _listed(readable), "limit": MANY})
+    def board_gates(self, readable: Readable = None, *, name: str | None = None) -> Sequence[Mapping[str, Any]]:
+        """All gates, or those at which records wait that the reader may see, or the one of a name; closed ones first.
+
+        Who may not see all records is told how many of theirs wait, and why a person closed it; but neither who did,
+        nor what a vendor answered, which may be to a task that they may not see.
+        """
+        parameters = {"deployment": self.deployment, "dags": _listed(readable), "name": name, "limit": MANY}
+        return self._all("board_gates", parameters)
 
     def board_freezes(self, readable: Readable = None, *, limit: int = 100) -> Sequence[Mapping[str, Any]]:
         """Those in force first, then those that were."""
@@ -370,21 +391,6 @@ def _number(after: str) -> int:
     if not re.fullmatch(r"\d{1,18}", after):
         raise _no_page(after)
     return int(after)
-
-
-def _token(namespace: str, key: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([namespace, key]).encode()).decode()
-
-
-def _name(after: str) -> tuple[str, str]:
-    try:
-        namespace, key = json.loads(base64.urlsafe_b64decode(after.encode()))
-        if isinstance(namespace, str) and isinstance(key, str):
-            (namespace + key).encode()
-            return namespace, key
-    except (ValueError, TypeError):
-        pass
-    raise _no_page(after)
 
 
 def _no_page(after: str) -> PlanningError:

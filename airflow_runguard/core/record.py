@@ -109,7 +109,12 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.RUNNING, State.RUNNING, "claim", "lease past and no open call, or its own re-entry; fence + 1"),
     Transition(State.RUNNING, State.DONE, "holder", "the effect happened and the result is booked"),
     Transition(State.RUNNING, State.FAILED, "holder", "waiting will not mend it; or max_claims without an outcome"),
-    Transition(State.RUNNING, State.PAUSED, "holder", "waiting will mend it"),
+    Transition(
+        State.RUNNING,
+        State.PAUSED,
+        "holder, claim",
+        "waiting will mend it; or it called nothing, its lease is past and its gate is closed",
+    ),
     Transition(State.RUNNING, State.IN_DOUBT, "holder, claim, sweep", "a call's outcome is unknown"),
     Transition(State.RUNNING, State.PENDING, "holder, sweep", "nothing is open and nothing failed for good"),
     Transition(State.PAUSED, State.RUNNING, "claim", "resume_at has come"),

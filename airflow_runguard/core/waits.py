@@ -87,7 +87,7 @@ class Waits(Seam):
         self._all("close_question", {"ti_id": ti_id})
 
     def tell(self, record_id: int, generation: int, kind: str, reason: str) -> None:
-        """Book something that people are to be told; once per record, generation and kind."""
+        """Book something that people are to be told, that no event tells of; once per record, generation and kind."""
         self._one(
             "tell",
             {

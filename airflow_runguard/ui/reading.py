@@ -248,7 +248,7 @@ def record(board: BoardDep, who: ReaderDep, record_id: Number) -> Data:
     value = record_of(row)
     board.check()
     _, hide = hidden()
-    gates = [gate for gate in board.board_gates(None) if gate["name"] == row["gate"]] if row["gate"] else []
+    gates = board.board_gates(who.dags, name=row["gate"]) if row["gate"] else ()
     return {
         "now": shapes.plain(row["now"]),
         "record": shapes.record(row, value, _telling(board, value), hide),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -12,6 +13,7 @@ import psycopg
 import pytest
 
 from airflow_runguard.core.board import Board, Filter, beyond
+from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
 from tests.core import books, engine
@@ -96,7 +98,7 @@ def test_the_pulse_is_the_same_before_and_after_it_is_folded(ledger: Ledger, sql
 
 
 def test_a_search_that_finds_little_says_how_far_it_looked_and_goes_on_from_there(
-    ledger: Ledger, sql: SQL, board: Board
+    ledger: Ledger, sql: SQL, board: Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with sql.transaction():
         sql.execute("select runguard.open_for_writing()")
@@ -114,6 +116,22 @@ def test_a_search_that_finds_little_says_how_far_it_looked_and_goes_on_from_ther
                 break
         assert sorted(found) == ["000007", "029000"]
         assert answers < 100
+
+    monkeypatch.setattr("airflow_runguard.core.board.PATIENCE", 0.0)  # one look an answer, however fast the machine is
+    # Who may see none of them is led past them, and told the number of one of them, but no name.
+    given = board.page(Filter(prefix="0"), readable={"mine"}).after
+    assert given is not None
+    number, _, seal = given.partition(".")
+    assert (number.isdecimal(), re.fullmatch("[0-9a-f]{32}", seal) is not None) == (True, True)
+    assert board.page(Filter(prefix="0"), readable={"mine"}, after=given).rows == []
+    for forged in (f"{int(number) + 1}.{seal}", f"{number}.{'0' * 32}", f"{number}", "\u0661." + seal):
+        with pytest.raises(PlanningError, match="Begin with the first page"):
+            board.page(Filter(prefix="0"), readable={"mine"}, after=forged)
+    with sql.transaction():
+        sql.execute("select runguard.open_for_writing()")
+        sql.execute("update runguard.record set key = 'renamed' where id = %s", [int(number)])
+    with pytest.raises(PlanningError, match="Begin with the first page"):
+        board.page(Filter(prefix="0"), readable={"mine"}, after=given)
 
 
 def test_the_one_item_in_doubt_among_many_is_found_at_once(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,11 +16,23 @@ import psycopg
 
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.items import Items
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import FailureClass, Order, Settlement, State, Verdict
+from airflow_runguard.core.record import FailureClass, Grant, Order, Record, Settlement, State, Verdict
 from tests.core import engine
 from tests.core.accidents import attempt
-from tests.core.books import NEVER_SENT, QUOTA, come_due, enter, kinds, state_of
+from tests.core.books import (
+    NEVER_SENT,
+    QUOTA,
+    UNKNOWN,
+    Held,
+    come_due,
+    enter,
+    expire,
+    kinds,
+    state_of,
+    wait_until,
+)
 from tests.core.conftest import OpenLedger
 
 Connection = psycopg.Connection[Any]
@@ -56,6 +69,12 @@ def slots(sql: Connection) -> list[float]:
 def gate(ledger: Ledger) -> Any:
     [row] = ledger.gates("stripe")
     return row
+
+
+def record_of(ledger: Ledger, held: Held) -> Record:
+    record = ledger.get(held.order.identity)
+    assert record is not None
+    return record
 
 
 def test_p06_the_first_that_hits_the_wall_closes_the_gate_for_all(ledger: Ledger) -> None:
@@ -118,6 +137,76 @@ def test_p06_an_answer_from_before_a_person_opened_the_gate_does_not_close_it_ag
     assert record is not None
     assert record.resume_at is not None
     assert record.resume_at - datetime.now(UTC) > timedelta(seconds=3500)  # what the vendor told this one still holds
+
+
+def test_p06_neither_does_an_old_answer_to_an_item_after_the_next_item_was_sent(
+    ledger: Ledger, sql: Connection
+) -> None:
+    def is_open() -> bool:
+        [(closed,)] = sql.execute("select closed_until > clock_timestamp() from runguard.gate")
+        return not closed
+
+    close(ledger)
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: gate(ledger)["next_slot"] <= gate(ledger)["now"], "nobody stands before it")
+    items, each = Items(ledger), enter(ledger, order("explicit", calls="explicit"))
+    batch = enter(ledger, order("batch", calls="batch"))
+    grant = Grant(batch.order.identity, batch.id, batch.claim.generation, batch.claim.fence)
+    assert items.begin(grant, batch.holder)
+    assert items.plan(grant, batch.holder, batch.order, ["old", "new"], ["x", "y"]).said == ["work", "work"]
+    for held in (each, batch):
+        assert held.intent("old") == "run"
+    open_gate(ledger, rate=1000)
+    for held in (each, batch):
+        assert held.intent("new") == "run"
+        held.outcome("old", QUOTA)
+        assert is_open()
+    batch.outcome("new", QUOTA)
+    assert not is_open()
+
+
+def test_p06_nobody_goes_on_before_the_time_that_the_vendor_named_to_it_whoever_else_is_told_what(
+    ledger: Ledger, sql: Connection
+) -> None:
+    quick = replace(QUOTA, resume_after=2.0)
+    close(ledger)
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: gate(ledger)["next_slot"] <= gate(ledger)["now"], "nobody stands before it")
+    told = [enter(ledger, order(key)) for key in ("an hour", "briefly")]
+    open_gate(ledger, rate=1000)  # what those are told now closes it no more
+    told[0].settle(State.PAUSED, QUOTA)
+    told[1].settle(State.PAUSED, quick)
+    wait_until(lambda: gate(ledger)["next_slot"] <= gate(ledger)["now"], "nobody stands before it")
+    enter(ledger, order("last")).settle(State.PAUSED, quick)  # closes the gate, and gives all new slots
+    assert ledger.set_rate("stripe", rate=50.0, default=5.0, actor="ann", reason="more") == "ok"
+    left = slots(sql)
+    assert len(left) == 3
+    assert left[-1] > 3500
+    assert max(left[:-1]) < 60
+    assert gate(ledger)["next_slot"] - gate(ledger)["now"] < timedelta(seconds=60)  # nobody stands behind that hour
+
+    with sql.transaction():  # and if it is looked at too early after all, it waits, and nobody asks whether it happened
+        sql.execute("select runguard.open_for_writing()")
+        sql.execute("update runguard.record set resume_at = clock_timestamp() where id = %s", [told[0].id])
+        sql.execute("update runguard.gate set closed_until = '-infinity'")
+    claim = ledger.claim(told[0].order, engine.holder())
+    assert (claim.verdict, state_of(ledger, told[0].order)) == (Verdict.PAUSED, State.PAUSED)
+    assert claim.until is not None
+    assert claim.until - claim.now > timedelta(seconds=3500)
+    assert ledger.resume_now(told[0].id, actor="ann", reason="the vendor says so") == "ok"
+    assert ledger.claim(told[0].order, engine.holder()).verdict is Verdict.RUN
+
+
+def test_p06_cleared_before_the_vendors_time_it_waits_for_that_and_is_not_in_doubt(ledger: Ledger) -> None:
+    what = engine.order("k", max_pause=60.0)
+    assert enter(ledger, what).settle(State.PAUSED, QUOTA).state is State.FAILED  # an hour is more than it may
+    claim = ledger.claim(what, engine.holder())
+    assert (claim.verdict, claim.reason) == (Verdict.REFUSED, "pauses")
+    claim = ledger.claim(engine.order("k"), engine.holder())  # somebody raised max_pause
+    assert (claim.verdict, state_of(ledger, what)) == (Verdict.PAUSED, State.PAUSED)
+    record = ledger.get(what.identity)
+    assert record is not None
+    assert record.error == "no"  # what the vendor said
 
 
 def test_p06_opened_by_hand_all_go_on_paced(ledger: Ledger, sql: Connection) -> None:
@@ -198,6 +287,62 @@ def test_p03_a_closed_gate_leaves_doubt_where_it_is(ledger: Ledger, sql: Connect
     claim = ledger.claim(order("k", on_doubt="replay"), engine.holder())
     assert claim.verdict is Verdict.PAUSED
     assert state_of(ledger, held.order) is State.IN_DOUBT
+
+
+def test_p06_what_is_in_doubt_keeps_the_slot_that_it_was_given_and_goes_on_at_it(
+    ledger: Ledger, sql: Connection
+) -> None:
+    rules = {"on_doubt": "replay"}
+    waiting = [enter(ledger, order(f"k{i}", **rules)) for i in range(4)]
+    for held in waiting:
+        held.settle(State.IN_DOUBT, UNKNOWN)
+    hit_the_wall(ledger)
+    first = [ledger.claim(held.order, engine.holder()) for held in waiting]
+    assert [claim.verdict for claim in first] == [Verdict.PAUSED] * 4
+    tail = gate(ledger)["next_slot"]
+    for held, before in zip(waiting, first, strict=True):  # each looks again, early: nothing moves
+        again = ledger.claim(held.order, engine.holder())
+        assert (again.verdict, again.until) == (Verdict.PAUSED, before.until)
+        assert state_of(ledger, held.order) is State.IN_DOUBT
+    assert (gate(ledger)["next_slot"], gate(ledger)["waiting"]) == (tail, 5)
+    assert ledger.due([held.id for held in waiting]) == set()
+    assert kinds(ledger, waiting[0].id)[-1] == "waits"
+
+    sql.execute("update runguard.gate set closed_until = clock_timestamp()")  # its time is over; slots lie ahead
+    come_due(sql, waiting[3].id)
+    assert ledger.due([held.id for held in waiting]) == {waiting[3].id}
+    assert ledger.claim(waiting[3].order, engine.holder()).verdict is Verdict.RUN
+
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: len(ledger.due([held.id for held in waiting[:3]])) == 3, "opened by hand, all have their turn")
+    enter(ledger, waiting[0].order).settle(State.DONE)
+    assert ledger.resolve(waiting[1].id, "did_not_happen", force=True, actor="ann", reason="looked it up") == "ok"
+    assert [record_of(ledger, held).resume_at for held in waiting[:2]] == [None, None]
+
+
+def test_p10_whose_record_a_restore_took_away_is_woken_and_asks_again(ledger: Ledger) -> None:
+    held = enter(ledger, order("k"))
+    gone = held.id + 1000
+    assert ledger.due([held.id, gone]) == {gone}
+    assert ledger.freeze("all", actor="ann", reason="restored") == "ok"
+    assert ledger.due([held.id, gone]) == {gone}
+
+
+def test_p06_a_dead_holder_that_called_nothing_leaves_a_record_that_waits_in_its_place(
+    ledger: Ledger, sql: Connection
+) -> None:
+    held = enter(ledger, order("k", calls="explicit"))
+    close(ledger)
+    expire(sql, held.id)
+    claim = ledger.claim(held.order, engine.holder())
+    assert (claim.verdict, state_of(ledger, held.order)) == (Verdict.PAUSED, State.PAUSED)
+    assert held.intent("pay") == "lost"
+    assert ledger.claim(held.order, engine.holder()).until == claim.until
+    short = enter(ledger, engine.order("short", gate="other", calls="explicit", max_pause=3600.0))
+    ledger.close_gate("other", until=tomorrow(), rate=5, actor="ann", reason="over the budget")
+    expire(sql, short.id)
+    assert ledger.claim(short.order, engine.holder()).reason == "pauses"
+    assert state_of(ledger, short.order) is State.FAILED
 
 
 def test_p01_many_that_come_at_once_get_slots_of_their_own(open_ledger: OpenLedger, sql: Connection) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from datetime import UTC, datetime
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import State
+from airflow_runguard.core.record import Outcome, Settlement, State
 from airflow_runguard.plugin import RunguardPlugin
-from tests.ui.conftest import Api, put
+from tests.core import books, engine
+from tests.ui.conftest import Api, Person, order, put
 from tests.ui.rights import ROLES
 
 STATIC = files("airflow_runguard.ui") / "static"
@@ -120,6 +122,38 @@ def test_rows_of_deleted_dags_are_for_those_who_may_see_all(api: Api, ledger: Le
         assert person.keys() == seen
         for held in (gone, none):
             assert person.get(f"records/{held.id}").status_code == (200 if seen else 404)
+
+
+def test_a_gate_tells_nobody_of_tasks_that_they_may_not_see(api: Api, ledger: Ledger) -> None:
+    secret = engine.holder(dag_id="ship", task_id="pay_acme", run_id="manual__merger")
+    held = books.enter(ledger, order("others", gate="stripe"), secret)
+    held.write(
+        outcomes=[Outcome("body", failure=books.QUOTA, error="429: account acct_ACME is over its limit")],
+        settlement=Settlement(State.PAUSED, failure=books.QUOTA, error="429: account acct_ACME is over its limit"),
+    )
+    ledger.claim(order("others too", gate="stripe"), engine.holder(dag_id="ship"))
+    claim = ledger.claim(order("mine", gate="stripe"), engine.holder(dag_id="bill"))
+    reed, vic = api.as_("reed"), api.as_("vic")
+
+    def gates(person: Person) -> list[Any]:
+        seen = [person.see("gates")["gates"], person.see("overview")["gates"]]
+        return [one for (one,) in (*seen, [person.see(f"records/{claim.record_id}")["gate"]])]
+
+    assert [(one["why"], one["actor"], one["waiting"]["n"]) for one in gates(reed)] == [(None, None, 1)] * 3
+    for one in gates(vic):
+        assert ("ACME" in one["why"], "merger" in one["actor"], one["waiting"]["n"]) == (True, True, 3)
+    queries: dict[str, dict[str, Any]] = {"/events": {"before": 2**40}, "/lines": {"ids": [claim.record_id]}}
+    for path in paths(api, "GET"):
+        query = queries.get(path[path.rindex("/") :], {})
+        said = reed.get(path.removeprefix("/api/").format(record_id=claim.record_id), **query).text
+        assert not [word for word in ("ACME", "acme", "merger") if word in said], path
+    assert "a call was told to wait" in reed.see(f"records/{claim.record_id}")["record"]["error"]
+
+    until = datetime(2030, 1, 1, tzinfo=UTC)
+    ledger.close_gate("stripe", until=until, rate=5.0, actor="person:ann", reason="over the budget")
+    assert [(one["why"], one["actor"]) for one in gates(reed)] == [("over the budget", None)] * 3
+    again = ledger.claim(order("mine too", gate="stripe"), engine.holder(dag_id="bill"))
+    assert "over the budget" in reed.see(f"records/{again.record_id}")["record"]["error"]
 
 
 def test_a_freeze_of_one_dag_is_for_who_may_change_it_and_of_more_for_who_may_change_all(api: Api) -> None:

@@ -184,7 +184,8 @@ begin
         update runguard.call c set state = 'started', fence = p_fence, intent = t.intent, intent_at = r.at,
                no_later_than = r.at + p_max_call_time, outcome_at = null, resume_at = null, attempt = c.attempt + c.final::int,
                final = false, claims = c.claims + 1,
-               first_intent_at = case when c.final or c.first_intent_at is null then r.at else c.first_intent_at end
+               first_intent_at = case when c.final or c.first_intent_at is null then r.at else c.first_intent_at end,
+               gate_epoch = case when r.gate is not null then runguard.gate_epoch(r.deployment, r.gate) end
           from r, runguard.meta m, unnest(p_calls, p_intents) t (name, intent)
          where c.record_id = r.id and c.generation = p_generation and c.name = t.name and c.name = any (p_calls)
            and not c.submitted and (c.state = 'pending' or c.state = 'failed' and c.effect = 'not_applied'
@@ -203,7 +204,6 @@ begin
                no_later_than = case when k.open_calls - n.closed + n.opened > 0      -- it lives, so it may still send
                                     then greatest(k.no_later_than, r.at + p_max_call_time) else k.no_later_than end,
                first_intent_at = case when n.opened > 0 then coalesce(k.first_intent_at, r.at) else k.first_intent_at end,
-               gate_epoch = case when n.opened > 0 then runguard.gate_epoch(k.deployment, k.gate) else k.gate_epoch end,
                pauses = case when n.closed > 0 then 0 else k.pauses end,
                paused_since = case when n.closed > 0 then null else k.paused_since end
           from r, n where k.id = r.id and k.id = p_record_id and n.closed + n.opened > 0

@@ -86,7 +86,8 @@ with scanned as materialized (
            and (b.namespace > %(after_namespace)s or r.key > %(after_key)s)
          order by r.key limit %(budget)s::int) x
 ), frontier as (
-    select f.namespace, f.key from (
+    select f.namespace, f.key, (select r.id from runguard.record r where r.deployment = %(deployment)s
+           and r.namespace = f.namespace and r.key = f.key) as id from (
         select s.namespace, max(s.key) as key from scanned s group by s.namespace having count(*) >= %(budget)s::int) f
      order by f.namespace limit 1
 ), found as (
@@ -94,9 +95,12 @@ with scanned as materialized (
      where s.fits and (f.key is null or (s.namespace, s.key) <= (f.namespace, f.key))
      order by s.namespace, s.key limit %(limit)s::int
 )
-select f.namespace as searched_namespace, f.key as searched_key, clock_timestamp() as now, @line
+select f.id as searched_id, f.namespace as searched_namespace, f.key as searched_key, clock_timestamp() as now, @line
   from (values (1)) one (n) left join frontier f on true left join found x on true
   left join runguard.record r on r.id = x.id order by x.namespace, x.key
+
+-- name: name_of
+select r.id, r.namespace, r.key from runguard.record r where r.id = %(id)s::bigint and r.deployment = %(deployment)s
 
 -- name: namespaces
 with recursive n as (
@@ -141,14 +145,17 @@ select count(*) as n from (select from runguard.record r where r.state = 'runnin
 
 -- name: board_gates
 select g.name, g.epoch, nullif(g.closed_until, '-infinity') as closed_until, nullif(g.next_slot, '-infinity') as next_slot,
-       g.closed_until = 'infinity' as closed_for_good, g.closed_until > clock_timestamp() as closed, g.rate, g.why, g.actor,
+       g.closed_until = 'infinity' as closed_for_good, g.closed_until > clock_timestamp() as closed, g.rate,
+       case when g.by_person or %(dags)s::text[] is null then g.why end as why,
+       case when %(dags)s::text[] is null then g.actor end as actor,
        g.updated_at, clock_timestamp() as now,
        (select count(*) from (select from runguard.record r where r.deployment = g.deployment and r.gate = g.name
-                                 and r.state = 'paused' and @seen_by limit %(limit)s::int) c) as waiting
+                                 and r.resume_at is not null and @seen_by limit %(limit)s::int) c) as waiting
   from runguard.gate g
  where g.deployment = %(deployment)s
-   and (%(dags)s::text[] is null or exists (select from runguard.record r where r.deployment = g.deployment
-                                               and r.gate = g.name and r.state = 'paused' and @seen_by))
+   and case when %(name)s::text is not null then g.name = %(name)s
+            else %(dags)s::text[] is null or exists (select from runguard.record r where r.deployment = g.deployment
+                                                        and r.gate = g.name and r.resume_at is not null and @seen_by) end
  order by g.closed_until > clock_timestamp() desc, g.name
 
 -- name: board_freezes

@@ -53,8 +53,10 @@ declare
 begin
     select * into c from runguard.call k where k.record_id = r.id and k.generation = r.generation and k.name = p_name;
     if c.record_id is null then
-        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at, claims)
-        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now, 1)
+        insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than, first_intent_at,
+            claims, gate_epoch)
+        values (r.id, r.generation, p_name, 'started', r.fence, p_intent, v_now, v_now + p_max_call_time, v_now,
+            1, runguard.gate_epoch(r.deployment, r.gate))
         returning * into c;
         verdict := 'run';
         return;
@@ -77,6 +79,7 @@ begin
                first_unknown_at = case when verdict <> 'attach' then k.first_unknown_at end,
                submitted = verdict = 'attach', external_id = case when not k.submitted or verdict = 'attach' then k.external_id end,
                attempt = k.attempt + k.final::int, claims = k.claims + 1,
+               gate_epoch = runguard.gate_epoch(r.deployment, r.gate),
                first_intent_at = case when k.final or k.first_intent_at is null then v_now else k.first_intent_at end
          where k.record_id = r.id and k.generation = r.generation and k.name = p_name
         returning * into c;
@@ -113,6 +116,7 @@ declare
     frozen   text;
     lost     boolean;                           -- the ledger lost time since it was last entered
     v_slot   timestamptz;
+    v_why    text;
 begin
     loop
         if r.id is null then
@@ -121,15 +125,14 @@ begin
                     nonce, ti_id, dag_id, task_id, run_id, try_number, map_index, host, pid,
                     claimed_at, lease_until, hold_until, no_later_than, first_intent_at, calls, on_doubt,
                     payload_version, payload_digest, payload_fields, payload_readable, store_result,
-                    gate, gate_epoch, partition, amount, currency, digest)
+                    gate, partition, amount, currency, digest)
                 select p_deployment, p_namespace, p_key, 'running', 1, 1, (p_calls = 'body')::int,
                        p_nonce, p_ti_id, p_dag_id, p_task_id, p_run_id, p_try_number, p_map_index, p_host, p_pid,
                        t.at, t.at + least(p_lease, p_max_hold), t.at + p_max_hold,
                        case when p_calls = 'body' then t.at + p_max_call_time end, case when p_calls = 'body' then t.at end,
                        p_calls, p_on_doubt,
                        p_payload_version, p_payload_digest, p_payload_fields, p_payload_readable, p_store_result,
-                       p_gate, case when p_gate is not null then runguard.gate_epoch(p_deployment, p_gate) end,
-                       p_partition, p_amount, p_currency, ''
+                       p_gate, p_partition, p_amount, p_currency, ''
                   from runguard.meta m, (select clock_timestamp() as at) t
                  where not exists (select from runguard.record x
                                     where x.deployment = p_deployment and x.namespace = p_namespace and x.key = p_key)
@@ -141,8 +144,9 @@ begin
                 on conflict do nothing returning k.id, k.claimed_at, k.lease_until),
             started as (
                 insert into runguard.call (record_id, generation, name, state, fence, intent_at, no_later_than,
-                    first_intent_at, claims)
-                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at, 1
+                    first_intent_at, claims, gate_epoch)
+                select e.id, 1, 'body', 'started', 1, e.claimed_at, e.claimed_at + p_max_call_time, e.claimed_at, 1,
+                       case when p_gate is not null then runguard.gate_epoch(p_deployment, p_gate) end
                   from entry e where p_calls = 'body'),
             told as (
                 insert into runguard.event (record_id, generation, fence, kind, actor)
@@ -247,6 +251,9 @@ begin
                 verdict := 'in_doubt';
                 reason := r.error;
                 until := case when r.no_later_than > now then r.no_later_than end;
+            elsif r.resume_at > now then        -- it has a slot at its gate already
+                verdict := 'paused';
+                until := r.resume_at;
             end if;
         elsif r.state = 'running' then
             if r.nonce = p_nonce then
@@ -298,20 +305,30 @@ begin
             reason := 'calls';
             exit;
         elsif not reenters and r.state <> 'done' then
-            v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.state = 'paused');
+            if p_calls = 'body' then            -- however it came to be looked at: the vendor said when
+                select k.resume_at, k.error into v_slot, v_why from runguard.call k
+                 where k.record_id = r.id and k.generation = r.generation and k.name = 'body' and k.state = 'paused'
+                   and k.resume_at > now;
+            end if;
+            if v_slot is null then
+                v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.resume_at is not null);
+                v_why := runguard.why_closed(p_deployment, p_gate);
+            end if;
         end if;
-        if v_slot is not null then              -- its gate is closed, or others are waiting before it
-            if r.state in ('in_doubt', 'running') then
-                verdict := 'paused';            -- what is unknown stays where it is; the caller waits
+        if v_slot is not null then              -- told to wait, its gate is closed, or others are waiting before it
+            if r.state = 'in_doubt' then        -- what is unknown stays where it is, but it keeps its slot
+                update runguard.record k set resume_at = v_slot, gate = p_gate where k.id = r.id returning * into r;
+                perform runguard.book(r, 'waits', p_actor, v_why);
+                verdict := 'paused';
             elsif runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
-                r := runguard.spend(r, p_actor, runguard.why_closed(p_deployment, p_gate));
+                r := runguard.spend(r, p_actor, v_why);
                 verdict := 'refused';
                 reason := 'pauses';
             else
                 update runguard.record k set state = 'paused', resume_at = v_slot, failure_class = 'quota',
-                       effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
+                       lease_until = null, hold_until = null, handed_over = false, effect = 'not_applied', needs_person = false, paused_since = coalesce(k.paused_since, now),
                        ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id, try_number = p_try_number,
-                       map_index = p_map_index, gate = p_gate, error = runguard.why_closed(p_deployment, p_gate)
+                       map_index = p_map_index, gate = p_gate, error = v_why
                  where k.id = r.id returning * into r;
                 perform runguard.book(r, 'paused', p_actor, r.error);
                 verdict := 'paused';
@@ -362,8 +379,7 @@ begin
                calls = p_calls, on_doubt = p_on_doubt, store_result = p_store_result,
                payload_version = p_payload_version, payload_digest = p_payload_digest,
                payload_fields = p_payload_fields, payload_readable = p_payload_readable, payload_accepted = false,
-               gate = p_gate, gate_epoch = runguard.gate_epoch(p_deployment, p_gate),
-               partition = p_partition, amount = p_amount, currency = p_currency,
+               gate = p_gate, partition = p_partition, amount = p_amount, currency = p_currency,
                open_calls = case when reenters then k.open_calls when p_calls = 'body' then 1 else 0 end,
                no_later_than = case when p_calls = 'body' then greatest(k.no_later_than, now + p_max_call_time)
                                     else k.no_later_than end,
@@ -372,7 +388,8 @@ begin
          where k.id = r.id returning * into r;
         if p_calls = 'body' and reenters then
             -- The body goes on where it waited: its call stays open, under the new fence.
-            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time,
+                   gate_epoch = runguard.gate_epoch(p_deployment, p_gate)
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then
             select * into s from runguard.start_call(r, 'body', null, p_max_call_time, p_key_lifetime);

@@ -16,11 +16,12 @@ language sql volatile as $$
         (select g.epoch from runguard.gate g where g.deployment = p_deployment and g.name = p_gate), 1) end
 $$;
 
+-- For all who wait: a person's words, but not what a vendor answered to somebody else's call.
 create or replace function runguard.why_closed(p_deployment text, p_gate text) returns text language sql as $$
     select case when g.closed_until > clock_timestamp()
         then format('gate %s is closed until %s: %s', g.name, case when isfinite(g.closed_until)
                     then to_char(g.closed_until at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')
-                    else 'a person opens it' end, g.why)
+                    else 'a person opens it' end, case when g.by_person then g.why else 'a call was told to wait' end)
         else format('gate %s lets those through first that waited', g.name) end
       from runguard.gate g where g.deployment = p_deployment and g.name = p_gate
 $$;
@@ -43,7 +44,8 @@ begin
     return runguard.reserve(p_deployment, p_gate, p_rate);
 end $$;
 
--- Gives those who wait new slots, in the order of their old ones. Whoever is being claimed at this moment asks anew.
+-- Gives those who wait new slots, in the order of their old ones; to whom the vendor itself named a later time, that one.
+-- Whoever is being claimed at this moment asks anew.
 create or replace function runguard.respace(p_deployment text, p_gate text, p_from timestamptz, p_rate double precision)
 returns void language plpgsql as $$
 declare
@@ -52,13 +54,16 @@ declare
 begin
     with waiting as (
         select k.id from runguard.record k
-         where k.deployment = p_deployment and k.gate = p_gate and k.state = 'paused'
+         where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
          order by k.resume_at, k.id for update skip locked
     ), spaced as (
         select w.id, p_from + v_step * row_number() over () as slot from waiting w
     ), moved as (
-        update runguard.record k set resume_at = s.slot from spaced s where k.id = s.id returning k.resume_at
-    ) select max(m.resume_at) into v_last from moved m;
+        update runguard.record k set resume_at = greatest(s.slot, (
+                   select max(c.resume_at) from runguard.call c
+                    where c.record_id = k.id and c.generation = k.generation and c.state = 'paused'))
+          from spaced s where k.id = s.id returning s.slot
+    ) select max(m.slot) into v_last from moved m;
     update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;
 end $$;
 
@@ -79,14 +84,15 @@ begin
     elsif p_until <= g.closed_until then
         return 'ok';
     end if;
-    update runguard.gate k set closed_until = p_until, why = p_why, actor = p_actor, updated_at = clock_timestamp()
+    update runguard.gate k set closed_until = p_until, why = p_why, actor = p_actor, by_person = p_seen_epoch is null,
+           updated_at = clock_timestamp()
      where k.deployment = p_deployment and k.name = p_gate;
     if g.closed_until <= clock_timestamp() or p_seen_epoch is null then
         insert into runguard.event (kind, actor, reason, detail) values ('gate_closed', p_actor, p_why,
             json_build_object('gate', p_gate, 'until', p_until, 'deployment', p_deployment)::text);
     end if;
     if exists (select from runguard.record k where k.deployment = p_deployment and k.gate = p_gate
-                  and k.state = 'paused' and k.resume_at < p_until) then
+                  and k.resume_at < p_until) then
         perform runguard.respace(p_deployment, p_gate, p_until, coalesce(g.rate, p_rate));
     end if;
     return 'ok';
@@ -101,13 +107,13 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     update runguard.gate k set closed_until = '-infinity', epoch = k.epoch + 1, why = p_reason, actor = p_actor,
-           updated_at = clock_timestamp()
+           by_person = true, updated_at = clock_timestamp()
      where k.deployment = p_deployment and k.name = p_gate returning * into g;
     if not found then
         return 'missing';
     end if;
     update runguard.call c set resume_at = clock_timestamp() from runguard.record k
-     where k.deployment = p_deployment and k.gate = p_gate and k.state = 'paused'
+     where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
        and c.record_id = k.id and c.generation = k.generation and c.state = 'paused';
     perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
@@ -152,7 +158,7 @@ create or replace function runguard.spend(r runguard.record, p_actor text, p_why
 language plpgsql as $$
 begin
     update runguard.record k set state = 'failed', failure_class = 'quota', effect = 'not_applied', needs_person = true,
-           resume_at = null, pauses = 0, paused_since = null, error = runguard.pauses_spent_says(k) || coalesce(p_why, '')
+           lease_until = null, hold_until = null, handed_over = false, resume_at = null, pauses = 0, paused_since = null, error = runguard.pauses_spent_says(k) || coalesce(p_why, '')
      where k.id = r.id returning * into r;
     perform runguard.book(r, 'failed', p_actor, r.error);
     return r;

@@ -159,7 +159,7 @@ select coalesce(sum(p.times), 0)::bigint as times from runguard.prevented p
 -- name: gates
 select g.*, clock_timestamp() as now,
        (select count(*) from runguard.record r
-         where r.deployment = g.deployment and r.gate = g.name and r.state = 'paused') as waiting
+         where r.deployment = g.deployment and r.gate = g.name and r.resume_at is not null) as waiting
   from runguard.gate g where g.deployment = %(deployment)s and (%(gate)s::text is null or g.name = %(gate)s) order by g.name
 
 -- name: freezes

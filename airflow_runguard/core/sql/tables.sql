@@ -58,9 +58,8 @@ create table runguard.record (
     lease_until      timestamptz,
     hold_until       timestamptz,                           -- max_hold: no renewal reaches beyond it
     no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
-    resume_at        timestamptz,
+    resume_at        timestamptz,                           -- paused, or in doubt and at a gate: its turn
     gate             varchar(512),                          -- the vendor allowance that it asks before each call
-    gate_epoch       integer,                               -- of the gate as the last intent saw it
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
     first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
     -- the order
@@ -98,7 +97,7 @@ create index record_needs_person on runguard.record (id) where needs_person or s
 -- How a page finds the records of a DAG (and those that its reader may see), and of a run or task instance.
 create index record_of_dag on runguard.record (dag_id, id);
 create index record_of_run on runguard.record (run_id, id);
-create index record_waits_at on runguard.record (deployment, gate, resume_at) where state = 'paused';
+create index record_waits_at on runguard.record (deployment, gate, resume_at) where resume_at is not null;
 
 create table runguard.call (
     record_id        bigint not null,
@@ -116,6 +115,7 @@ create table runguard.call (
     first_unknown_at timestamptz,
     outcome_at       timestamptz,
     resume_at        timestamptz,
+    gate_epoch       integer,                               -- of its gate as its intent saw it
     failure_class    text,
     effect           text,
     final            boolean not null default false,        -- refused for good: the vendor keeps that answer
@@ -168,6 +168,7 @@ create table runguard.gate (
     rate         double precision check (rate > 0),         -- slots a second; null = [runguard] resume_rate
     why          text not null default '',
     actor        text not null default '',
+    by_person    boolean not null default true,             -- else why and actor are of one task: not for the others
     updated_at   timestamptz not null default clock_timestamp(),
     primary key (deployment, name)
 );
@@ -200,7 +201,8 @@ create table runguard.notice (
     taken_by   text,
     sent_at    timestamptz,
     error      text,                                        -- why it could not be sent
-    unique (record_id, generation, kind)
+    occasion   text not null default '',                    -- which one of its kind: each is told once
+    unique (record_id, generation, kind, occasion)
 );
 create index notice_unsent on runguard.notice (id) where sent_at is null;
 

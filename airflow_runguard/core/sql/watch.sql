@@ -2,15 +2,15 @@
 
 -- -- those that wait in Airflow --------------------------------------------------------------------------------------
 
--- Which of these records a waiting task may look at again. A paused one at its slot, if its gate is open; a busy one when
--- its holder let go or died; anything else at once.
+-- Which of these records a waiting task may look at again. One that has a slot (paused, or in doubt and about to be sent
+-- again) at that slot, if its gate is open; a busy one when its holder let go or died; anything else at once, also
+-- one that is not there any more (a restore took it): the claim decides.
 create or replace function runguard.due(p_ids bigint[]) returns setof bigint language sql volatile as $$
-    select r.id from runguard.record r
-     where r.id = any (p_ids)
-       and case r.state when 'paused' then r.resume_at <= clock_timestamp()
-                                           and runguard.gate_until(r.deployment, r.gate, true) is null
-                        when 'running' then r.lease_until <= clock_timestamp()
-                        else true end
+    select i.id from unnest(p_ids) i (id) left join runguard.record r on r.id = i.id
+     where case when r.resume_at is not null then r.resume_at <= clock_timestamp()
+                                                  and runguard.gate_until(r.deployment, r.gate, true) is null
+                when r.state = 'running' then r.lease_until <= clock_timestamp()
+                else true end
        and ((select m.freezes from runguard.meta m) = 0
             or runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null)
 $$;
@@ -67,11 +67,14 @@ end $$;
 
 -- -- notices ------------------------------------------------------------------------------------------------------------
 
--- Booked in the transaction of the event that it tells of, so that a killed process tells people too.
+-- Booked in the transaction of the event that it tells of, so that a killed process tells people too. Each occasion is told
+-- once, whoever finds it and however often: a doubt (it lasts until it is settled, also where it is sent again meanwhile),
+-- what one entry failed with, what a stale holder reports of a call that was applied, and all else that it reports.
 create or replace function runguard.note() returns trigger language plpgsql as $$
 declare
     r runguard.record;
     v_kind text := new.kind;
+    v_occasion text := '';
 begin
     select * into r from runguard.record k where k.id = new.record_id;
     if v_kind in ('failed', 'poison', 'ask_timed_out') then
@@ -79,10 +82,16 @@ begin
             return null;
         end if;
         v_kind := 'needs_person';
+        v_occasion := r.fence;
+    elsif v_kind = 'in_doubt' then
+        v_occasion := extract(epoch from coalesce((select max(c.first_unknown_at) from runguard.call c
+            where c.record_id = r.id and c.generation = r.generation and c.state in ('started', 'in_doubt')), r.first_unknown_at));
+    elsif v_kind = 'late_outcome' then
+        v_occasion := new.fence || case when new.detail::json ->> 'effect' = 'applied' then ':' || (new.detail::json ->> 'call') else '' end;
     end if;
-    insert into runguard.notice (deployment, record_id, generation, kind, reason)
+    insert into runguard.notice (deployment, record_id, generation, kind, occasion, reason)
     values (coalesce(r.deployment, (select m.deployment from runguard.meta m)), coalesce(new.record_id, 0),
-            case when new.record_id is null then new.id else coalesce(new.generation, 0) end, v_kind, new.reason)
+            case when new.record_id is null then new.id else coalesce(new.generation, 0) end, v_kind, v_occasion, new.reason)
     on conflict do nothing;
     return null;
 end $$;

@@ -191,7 +191,7 @@ begin
             v_progress := v_progress or v_state = 'done';
             if v_state = 'paused' and r.gate is not null then
                 perform runguard.close_gate(r.deployment, r.gate, v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)),
-                                            p_rate, r.gate_epoch, p_actor, coalesce(p_o_error[i], ''));
+                                            p_rate, coalesce(c.gate_epoch, 0), p_actor, coalesce(p_o_error[i], ''));
             end if;
             if p_to is null or p_o_name[i] <> 'body' then
                 v_event := runguard.book(r, 'answered', p_actor, coalesce(p_o_error[i], ''), json_build_object(
@@ -296,7 +296,6 @@ begin
                no_later_than = case when k.open_calls - closed + opened > 0     -- it lives, so it may still send
                                     then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
-               gate_epoch = case when opened > 0 then runguard.gate_epoch(k.deployment, k.gate) else k.gate_epoch end,
                pauses = case when v_progress then 0 else k.pauses end,
                paused_since = case when v_progress then null else k.paused_since end,
                first_unknown_at = case when not booked or k.late_applied > 0 or k.calls = 'batch' then k.first_unknown_at else
