@@ -6,8 +6,9 @@ an error is raised, to be classified like any other. "Not found" is said only wh
 the ledger takes it as proof only if it was asked for after the call can no longer arrive (``max_call_time``).
 
 Templates are filled with ``{key}``, ``{namespace}``, ``{vendor_key}``, ``{external_id}``, ``{intent[name]}`` (the
-call's arguments; of a body, the order's fields) and ``{payload[name]}``. One that names something the call does not
-have asks nothing.
+call's arguments; of a body, the order's fields) and ``{payload[name]}``. One that names what the call does not have,
+or what is masked or cut in the ledger (``***``, a text over 200 characters), asks nothing: that nothing is found under
+it would prove nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
+from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied, PlanningError
 from airflow_runguard.core.work import Applied, Doubt, StillUnknown
 
@@ -32,6 +34,25 @@ class _NotThere(Exception):
     """A template names something that this call does not have."""
 
 
+def _refuse(*_: object) -> Any:
+    raise _NotThere("a part of its template is masked or cut in the ledger")
+
+
+class _Hidden:
+    """What is masked or cut in the ledger: nobody can be asked by it, nor by a part of it."""
+
+    __getitem__ = __format__ = __str__ = __repr__ = _refuse
+
+
+def _as_sent(value: Any) -> Any:
+    """What is readable, with what was not sent so taken out."""
+    if isinstance(value, Mapping):
+        return {name: _as_sent(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_as_sent(part) for part in value]
+    return value if keys.as_sent(value) else _Hidden()
+
+
 class _Template(string.Formatter):
     def __init__(self, quoted: Callable[[str], str]) -> None:
         self._quoted = quoted
@@ -39,7 +60,7 @@ class _Template(string.Formatter):
     def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         try:
             return super().get_field(field_name, args, kwargs)
-        except (KeyError, IndexError, AttributeError) as error:
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
             raise _NotThere(f"this call has no {{{field_name}}}") from error
 
     def format_field(self, value: Any, format_spec: str) -> str:
@@ -56,8 +77,8 @@ def _filled(template: str, doubt: Doubt, quoted: Callable[[str], str] = str) -> 
         namespace=doubt.record.identity.namespace,
         vendor_key=doubt.vendor_key,
         external_id=doubt.external_id,
-        intent=doubt.intent,
-        payload=doubt.record.payload.readable,
+        intent=_as_sent(doubt.intent),
+        payload=_as_sent(doubt.record.payload.readable),
     )
 
 

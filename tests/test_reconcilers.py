@@ -20,6 +20,7 @@ import psycopg
 import pytest
 
 from airflow_runguard import Guard
+from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, doubts, settle
@@ -192,6 +193,54 @@ def test_p03_not_found_counts_only_if_it_was_asked_for_after_the_call_can_no_lon
     assert the_doubt(ledger).call.state is CallState.IN_DOUBT
     (finding,) = asked(ledger, HttpLookup("vendor", "charges/{key}"))
     assert finding.word == "did_not_happen"
+
+
+# -- what it may be asked by -------------------------------------------------------------------------------------------
+
+
+def in_doubt(ledger: Ledger, sql: psycopg.Connection[Any], key: str, intent: Any = None, **order: Any) -> Doubt:
+    """A call ``charge`` under ``key`` (``intent=None``: a body) that was never answered and can no longer arrive."""
+    calls = "body" if intent is None else "explicit"
+    held = enter(ledger, engine.order(key, calls=calls, on_doubt="reconcile", **order))
+    if intent is not None:
+        held.write(intents=[("charge", json.dumps(keys.readable(intent)))])
+        held.write(outcomes=[said("charge", UNKNOWN)])
+    held.settle(State.IN_DOUBT, UNKNOWN)
+    long_ago(sql, held.id)
+    record = ledger.get(held.order.identity)
+    assert record is not None
+    (found,) = doubts(ledger, record)
+    return found
+
+
+SENT = {
+    "account_number": "DE89370400440532013000",
+    "memo": "x" * 300,
+    "order": {"iban": "DE89370400440532013000", "id": "o-7"},
+    "seen": "https://me:hush@vendor.example/7",
+    "client": object(),
+    "raw": b"7",
+    "two": "7\x008",
+}
+
+
+NOT_AS_SENT = (
+    *("{intent[account_number]}", "{intent[memo]}", "{intent[memo]:.100}", "{intent[memo][0]}", "{intent[memo]!r}"),
+    *("{intent[order][iban]}", "{intent[seen]}", "{intent[client]}", "{intent[raw]}", "{intent[two]}"),
+    *("{payload[iban]}", "{payload[note]}"),
+)
+
+
+def test_p03_nobody_is_asked_by_what_is_masked_or_cut_in_the_ledger(
+    ledger: Ledger, sql: psycopg.Connection[Any], answers: dict[str, Any]
+) -> None:
+    """The vendor knows nothing of ``***``, which would be taken for a proof that the call did not happen."""
+    doubt = in_doubt(ledger, sql, "masked", SENT, payload={"iban": "DE89370400440532013000", "note": "use ***"})
+    for template in NOT_AS_SENT:
+        assert isinstance(HttpLookup("vendor", f"charges?of={template}")(doubt), StillUnknown), template
+        assert answers[""] == []
+    assert isinstance(HttpLookup("vendor", "charges?of={intent[order][id]}")(doubt), NotApplied)
+    assert answers[""] == [("/charges", {"of": "o-7"})]
 
 
 # -- Stripe ------------------------------------------------------------------------------------------------------------
