@@ -179,6 +179,7 @@ def _reconcile(writer: Writer, work: Work, reconcile: Reconcile, asked: set[str]
         lambda value: dumped(work, value),
         skip=asked,
         on_ledger=lambda run: writer.do(run).result(),
+        hide=work.hide,
     )
 
 
@@ -307,6 +308,8 @@ def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
         else "That speaks for one request; the body may have made others. Take `guard` as the first parameter and wrap "
         "the request in guard.call, or say single_request=True"
     )
+    evidence = f"{failure.evidence}. {why}"
+    return replace(failure, effect=Effect.UNKNOWN, pausable=False, final=False, evidence=evidence)
 
 
 def _state_of(failure: Failure | None) -> State:
