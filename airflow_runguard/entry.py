@@ -37,7 +37,7 @@ from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Identity, Order, Record, State
 from airflow_runguard.masking import Hide, hider
 from airflow_runguard.options import DEPTHS, Guard, seconds
-from airflow_runguard.ordering import VENDOR_KEY, Ordering, deployment_of, is_test
+from airflow_runguard.ordering import VENDOR_KEY, Ordering, deployment_of, hiding, is_test
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -109,7 +109,7 @@ class Entry(Ordering):
                 client = redis_client(options, self._depth())
                 if client is not None:
                     opened.callback(client.close)
-                leases, work = core.ready(ledger, client), self.work(order, body, self._hide(options))
+                leases, work = core.ready(ledger, client), self.work(order, body, hiding(options))
                 early = self._take(ledger, order) == "too_early"
                 how = self._aftermath(ledger, work, core.run(ledger, leases, work), options, early)
                 self.deferrable = self._has_triggerer(ledger, options)
@@ -141,7 +141,7 @@ class Entry(Ordering):
         try:
             options = settings()
             patience = options.observe_timeout
-            order, hide = self.order(options), self._hide(options)
+            order, hide = self.order(options), hiding(options)
             connect = connect_ledger(options)
 
             def ledger() -> Ledger:
@@ -292,7 +292,7 @@ class Entry(Ordering):
         if self.resumes is not None and self.resumes[0] == "__fail__" and not guard.reentered:
             raise NotApplied("the trigger that it waited with failed before it began")
         object.__setattr__(self.operator, "_guard_context", guard)
-        with self._recorded_xcoms(), self._recorded_return() as returned:
+        with self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return() as returned:
             try:
                 if self.adapter.job is not None and guard.body_is_call and self.resumes is None:
                     value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)
@@ -332,6 +332,22 @@ class Entry(Ordering):
             yield returned
         finally:
             object.__delattr__(self.operator, "execute_callable")
+
+    @contextmanager
+    def _recorded_answer(self, guard: core.GuardContext) -> Iterator[None]:
+        """Note when an operator that is one request has its answer."""
+        name = self.adapter.takes_answer
+        if not name:
+            yield
+            return
+        take = getattr(self.operator, name)
+
+        def taken(*args: Any, **kwargs: Any) -> Any:
+            guard.answered = True
+            return take(*args, **kwargs)
+
+        with jobs.replaced(self.operator, name, taken):
+            yield
 
     @contextmanager
     def _recorded_xcoms(self) -> Iterator[None]:

@@ -10,7 +10,9 @@ result; if it can be voided, the effect did not happen and never will, since no 
     A: has set done and not committed yet                       B: waits for the line's lock; reads done, or voids
 
 So it is decided at once, without waiting for ``max_call_time``. What cannot be decided (the target is away, the
-author's function ended the transaction itself) stays in doubt. PostgreSQL, MySQL and MariaDB (InnoDB), SQLite.
+author's function ended the transaction itself) stays in doubt. The transaction therefore begins with a line under its
+own nonce and ends by deleting it: where that line is there, a part of the function's work was committed without proof,
+whoever looks and whatever became of the process. PostgreSQL, MySQL and MariaDB (InnoDB), SQLite.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from airflow_runguard import codec
 from airflow_runguard.core.errors import PlanningError, ResultNotStored
@@ -110,6 +112,15 @@ class _Connection:
         setattr(self._real, name, value)
 
 
+class _Line(NamedTuple):
+    """A line of the marker's table."""
+
+    state: str
+    fence: int
+    result: str | None
+    nonce: str
+
+
 @dataclass
 class SqlTransaction:
     """One call's transaction in one target database.
@@ -141,25 +152,31 @@ class SqlTransaction:
         committing = False
         try:
             connection, cursor = self._begun()
+            self._run(cursor, INSERT, (nonce, marker.fence, nonce, "torn"))
             result = fn(_Connection(connection))
             accept(result)
             cursor.execute(f"release savepoint {SAVEPOINT}")  # fails where the transaction is not the one begun above
             self._run(cursor, DONE, (_text(marker.dump(result)), marker.key, nonce))
             if cursor.rowcount != 1:
                 raise Superseded(f"{self.conn_id}: another attempt took over the marker {marker.key}")
+            self._run(cursor, DELETE, (nonce,))
             committing = True
             connection.commit()
             return result
         except BaseException as error:
-            undone = committing or isinstance(error, Superseded) or self._rolled_back(connection, error)
+            fenced = committing or isinstance(error, Superseded)
+            end = "" if fenced else self._end_of(connection, error, nonce)
             self._drop(connection)
-            if not undone:
+            if end == "torn":
                 self._note_torn(marker, nonce)
                 ended = TransactionEnded(f"The function given to guard.sql ended its transaction in {self.conn_id!r}.")
                 self._known = self._unknown(error, str(ended))
                 raise ended from error
-            if not committing and not isinstance(error, Superseded):
+            if end == "undone":
                 self._known = self._proven(error, "its transaction was rolled back")
+                raise
+            if end == "unknown":
+                self._known = self._unknown(error, "whether its transaction was rolled back could not be read")
                 raise
             state, stored = self._void_quietly(marker)
             if state == "done":
@@ -181,13 +198,13 @@ class SqlTransaction:
         one has; ``void``; ``torn`` (nobody can say); ``newer`` (an attempt with a higher fence is at work)."""
         for last in (False, True):
             with self._own() as cursor:
-                self._run(cursor, VOID, (fence, key, fence))
-                if cursor.rowcount == 1:
-                    return "void", None
+                self._run(cursor, VOID, (fence, key, fence))  # first: a read would fix what MySQL's transaction sees
                 found = self._found(cursor, key)
+                if found is not None and found.state == "void" and self._found(cursor, found.nonce):
+                    self._run(cursor, TORN, (key, found.nonce))
+                    return "torn", None
                 if found is not None:
-                    state, held_by, result = found
-                    return ("newer" if state == "open" and held_by > fence else state), result
+                    return ("newer" if found.state == "open" and found.fence > fence else found.state), found.result
                 try:
                     self._run(cursor, INSERT, (key, fence, "", "void"))
                     return "void", None
@@ -214,7 +231,7 @@ class SqlTransaction:
                     return "open", None
                 found = self._found(cursor, marker.key)
                 if found is not None:
-                    return ("newer" if found[0] == "open" else found[0]), found[2]
+                    return ("newer" if found.state == "open" else found.state), found.result
                 try:
                     self._run(cursor, INSERT, (marker.key, marker.fence, nonce, "open"))
                     return "open", None
@@ -249,18 +266,36 @@ class SqlTransaction:
             cursor.execute(statement)
         return connection, cursor
 
-    def _rolled_back(self, connection: Any, error: BaseException) -> bool:
-        """Whether all that the function did is undone: the transaction is still the one that was begun, or the server
-        ended it, or the connection broke, which was never told to commit."""
+    def _end_of(self, connection: Any, error: BaseException, nonce: str) -> str:
+        """What became of the transaction after an error: ``undone``, ``torn`` (the function ended it) or ``unknown``.
+
+        While it is the one that was begun it can be rolled back. Where the server ended it, or the connection broke,
+        its own first line is asked for: the function may have committed before that.
+        """
         if connection is None:
-            return True
+            return "undone"
         try:
             connection.cursor().execute(f"rollback to savepoint {SAVEPOINT}")
         except Exception:
-            return self._dialect.undone(error) or not self._alive(connection)
+            by_server = self._dialect.undone(error) or not self._alive(connection)
+            self._drop(connection)
+            return self._first_line(nonce) if by_server else "torn"
         with contextlib.suppress(Exception):
             connection.rollback()
-        return True
+        return "undone"
+
+    def _first_line(self, nonce: str) -> str:
+        """Whether a transaction that nobody holds any more left its first line, as :meth:`_end_of` answers. Who can
+        write that line anew has waited for the end of a transaction that may still commit it."""
+        try:
+            with self._own() as cursor:
+                self._run(cursor, INSERT, (nonce, 0, nonce, "void"))
+                self._run(cursor, DELETE, (nonce,))
+            return "undone"
+        except Exception:
+            with contextlib.suppress(Exception), self._own() as cursor:
+                return "torn" if self._found(cursor, nonce) else "unknown"
+        return "unknown"
 
     def _alive(self, connection: Any) -> bool:
         try:
@@ -350,10 +385,10 @@ class SqlTransaction:
     def _run(self, cursor: Any, statement: str, values: tuple[Any, ...]) -> None:
         cursor.execute(statement.replace("?", self.hook.placeholder), values)
 
-    def _found(self, cursor: Any, key: str) -> tuple[str, int, str | None] | None:
+    def _found(self, cursor: Any, key: str) -> _Line | None:
         self._run(cursor, FIND, (key,))
         row = cursor.fetchone()
-        return (str(row[0]), int(row[1]), row[2]) if row else None
+        return _Line(str(row[0]), int(row[1]), row[2], str(row[3])) if row else None
 
     @staticmethod
     def _drop(connection: Any) -> None:
@@ -370,12 +405,12 @@ RESERVE = (
 )
 INSERT = "insert into runguard_marker (marker, fence, nonce, state) values (?, ?, ?, ?)"
 DONE = "update runguard_marker set state = 'done', result = ? where marker = ? and nonce = ? and state = 'open'"
-TORN = "update runguard_marker set state = 'torn' where marker = ? and nonce = ? and state = 'open'"
+TORN = "update runguard_marker set state = 'torn' where marker = ? and nonce = ? and state in ('open', 'void')"
 VOID = (
-    "update runguard_marker set fence = ?, nonce = '', state = 'void' where marker = ? "
-    "and state in ('open', 'void') and fence <= ?"
+    "update runguard_marker set fence = ?, state = 'void' where marker = ? and state in ('open', 'void') and fence <= ?"
 )
-FIND = "select state, fence, result from runguard_marker where marker = ?"
+FIND = "select state, fence, result, nonce from runguard_marker where marker = ?"
+DELETE = "delete from runguard_marker where marker = ?"
 
 
 def _text(result: Result) -> str | None:

@@ -202,7 +202,9 @@ def _book(line: Connection, target: Target, ledger_url: str, key: str, stop_at: 
 
     def book(connection: Any, customer: str) -> int:
         number = target.book(connection, customer)
-        reaches("in the transaction")
+        if stop_at == "after a commit of its own":
+            connection.cursor().execute("commit")
+        reaches(stop_at if stop_at == "after a commit of its own" else "in the transaction")
         return number
 
     how = target.attempt(

@@ -107,6 +107,44 @@ def test_p03_r33_after_a_kill_the_marker_decides_and_nobody_is_asked(
     assert call.state is CallState.DONE
 
 
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p03_a_function_that_committed_before_its_process_died_is_a_persons(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    worker = Worker(target, ledger_url, "k", "after a commit of its own")
+    worker.die()
+    how = until(
+        lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
+    )
+    assert isinstance(how, guard.InDoubt)
+    assert target.rows("select state from runguard_marker") == [("torn",), ("torn",)], "its own line, and the marker's"
+    assert target.rows() == [(1, "k")]
+
+
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p03_a_transaction_that_broke_with_the_target_away_is_decided_later(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    class Away(SqlTransaction):
+        def _first_line(self, nonce: str) -> str:
+            Target("postgresql", "postgresql://u@127.0.0.1:1/x?sslmode=disable&gssencmode=disable").use()
+            self._hook = None
+            try:
+                return super()._first_line(nonce)
+            finally:
+                target.use()
+
+    def breaks(connection: Any, customer: str) -> None:
+        target.book(connection, customer)
+        hangs_up(target, connection)
+
+    body = lambda context: context.sql("book", "orders", breaks, customer="k")  # noqa: E731
+    target.attempt(ledger_url, order(), body, transaction=Away)
+    assert the_call(ledger).state is CallState.IN_DOUBT
+    assert target.attempt(ledger_url, order(), booking(target)) == guard.Done(1, replayed=False)
+    assert target.rows() == [(1, "k")]
+
+
 WITH_HOOK = pytest.mark.parametrize("target", ["postgresql", "sqlite"], indirect=True)
 """Enough where no dialect matters."""
 
@@ -338,6 +376,75 @@ def test_p03_a_function_that_ends_the_transaction_itself_is_a_persons(
         assert isinstance(again, guard.Ended)
         assert "In doubt" in again.message
     assert target.rows() == [(1, "k")]
+
+
+def hangs_up(target: Target, connection: Any) -> None:
+    """The server ends the session that is given, and it is gone."""
+    cursor = connection.cursor()
+    cursor.execute("select pg_backend_pid()" if target.kind == "postgresql" else "select connection_id()")
+    (session,) = cursor.fetchone()
+    target.run(f"select pg_terminate_backend({session}, 60000)" if target.kind == "postgresql" else f"kill {session}")
+    cursor.execute("select 1")
+
+
+def collides(target: Target, connection: Any) -> None:
+    """Becomes MySQL's victim of a deadlock: the transaction that wrote less."""
+    mine = connection.cursor()
+    mine.execute("update locks set v = v + 1 where id = 1")
+    with contextlib.closing(target.connect()) as other:
+        theirs = other.cursor()
+        theirs.executemany("insert into heavy values (%s)", [(number,) for number in range(1000)])
+        theirs.execute("update locks set v = v + 1 where id = 2")
+        waiting = threading.Thread(target=theirs.execute, args=("update locks set v = v + 1 where id = 1",))
+        waiting.start()
+        try:
+            until(lambda: waits_for_a_lock(target), bool)
+            mine.execute("update locks set v = v + 1 where id = 2")
+        finally:
+            waiting.join()
+
+
+def waits_for_a_lock(target: Target) -> bool:
+    return bool(target.rows("select 1 from information_schema.innodb_trx where trx_state = 'LOCK WAIT'"))
+
+
+@pytest.mark.parametrize("target", ["postgresql", "mysql"], indirect=True)
+@pytest.mark.parametrize("commits", [False, True])
+def test_p03_what_the_server_ended_is_undone_only_if_nothing_of_it_was_committed_before(
+    target: Target, ledger_url: str, ledger: Ledger, commits: bool
+) -> None:
+    """An ORM's own commit, or DDL in MySQL, and then the connection breaks or is the victim of a deadlock: that error
+    undoes only what came after."""
+    accidents = [hangs_up]
+    if target.kind == "mysql":
+        accidents.append(collides)
+        target.run(
+            "create table if not exists locks (id integer primary key, v integer)",
+            "create table if not exists heavy (id integer)",
+            "replace into locks values (1, 0), (2, 0)",
+        )
+    for number, accident in enumerate(accidents, 1):
+
+        def books(connection: Any, customer: str, accident: Any = accident) -> int:
+            booked = target.book(connection, customer)
+            if commits:
+                ddl = target.kind == "mysql"
+                connection.cursor().execute("create table if not exists scratch (id integer)" if ddl else "commit")
+            accident(target, connection)
+            return booked
+
+        key = accident.__name__
+        body = lambda context, key=key, books=books: context.sql("book", "orders", books, customer=key)  # noqa: E731
+        how = target.attempt(ledger_url, order(key), body)
+        (call,) = ledger.calls(number)
+        again = target.attempt(ledger_url, order(key), booking(target, key))
+        if commits:
+            assert call.state is CallState.IN_DOUBT, call.evidence
+            assert isinstance(again, guard.InDoubt), how
+        else:
+            assert (call.state, call.effect) == (CallState.FAILED, Effect.NOT_APPLIED), call.evidence
+            assert again == guard.Done(number, replayed=False), how
+    assert target.rows() == [(number, accident.__name__) for number, accident in enumerate(accidents, 1)]
 
 
 def test_ending_the_transaction_through_the_connection_is_refused(

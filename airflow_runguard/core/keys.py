@@ -526,6 +526,15 @@ def _show(value: Any, name: str) -> Any:
             return plain
 
 
+_NOT_AS_SENT = re.compile(r"\*\*\*|… \(\d+ characters|\\x00|^<[\w.<>]+>$|^\d+ bytes, sha256 ")
+
+
+def as_sent(value: object) -> bool:
+    """Whether a value of a readable rendition is what was sent, or only stands for it: masked (here, by ``mask_fields``
+    or by Airflow), cut, described. A true text that looks like one of these counts as not sent, too."""
+    return not (isinstance(value, str) and _NOT_AS_SENT.search(value))
+
+
 def _text(text: str) -> str:
     safe = _URL_PASSWORD.sub("***", text).replace("\x00", "\\x00")  # jsonb refuses NUL
     return safe if len(safe) <= READABLE_TEXT else f"{safe[:READABLE_TEXT]}… ({len(safe)} characters)"
