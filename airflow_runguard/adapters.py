@@ -8,6 +8,7 @@ so that no provider is imported.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,8 @@ class Adapter:
     """
     :param arguments: the order of a rendered operator, by field.
     :param single_request: whether it makes exactly one request, so that its error speaks for the effect.
+    :param takes_answer: the method that is given the answer to that request. What is raised once it has begun (by a
+        check or a filter of the author's, which may ask the vendor more) says nothing about what was sent before.
     :param prepare: makes a parsed operator guardable, or raises :class:`PlanningError`.
     :param known: an error needs no ``on_doubt`` from the author: asking is the default.
     :param job: how its job is kept and attached to, where it submits one and waits for it.
@@ -69,14 +72,24 @@ class Adapter:
 
     arguments: Callable[[BaseOperator], Mapping[str, Any]] = _template_fields
     single_request: Callable[[BaseOperator], bool] = lambda operator: False
+    takes_answer: str = ""
     prepare: Callable[[BaseOperator], None] = lambda operator: None
     known: bool = False
     job: JobAdapter | None = None
     refused: str = ""
 
 
+HTTP = "airflow.providers.http.operators.http.HttpOperator"
+HTTP_SENDS = {"execute", "execute_sync", "paginate_sync"}
+"""Its methods that send. A subclass with its own may send more than one request."""
+
+
 def _http_is_single(operator: Any) -> bool:
-    return not operator.pagination_function and not operator.retry_args
+    if operator.pagination_function or operator.retry_args:
+        return False
+    ours = "airflow_runguard.operators"
+    heirs = itertools.takewhile(lambda cls: _path(cls) != HTTP, type(operator).__mro__)
+    return not any(cls.__module__ != ours and HTTP_SENDS & vars(cls).keys() for cls in heirs)
 
 
 def _http_in_the_worker(operator: Any) -> None:
@@ -95,9 +108,10 @@ ADAPTERS: Mapping[str, Adapter] = {
         job=DbtCloudRun(),
     ),
     "airflow.providers.standard.operators.python.PythonOperator": Adapter(arguments=_python_arguments),
-    "airflow.providers.http.operators.http.HttpOperator": Adapter(
+    HTTP: Adapter(
         arguments=_fields("endpoint", "method", "data"),
         single_request=_http_is_single,
+        takes_answer="process_response",
         prepare=_http_in_the_worker,
         known=True,
     ),
@@ -117,7 +131,11 @@ ADAPTERS: Mapping[str, Adapter] = {
 def adapter_for(cls: type) -> Adapter:
     """The adapter of the nearest ancestor that has one."""
     for ancestor in cls.__mro__:
-        adapter = ADAPTERS.get(f"{ancestor.__module__}.{ancestor.__qualname__}")
+        adapter = ADAPTERS.get(_path(ancestor))
         if adapter is not None:
             return adapter
     return Adapter()
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

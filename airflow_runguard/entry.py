@@ -289,7 +289,7 @@ class Entry(Ordering):
         if self.resumes is not None and self.resumes[0] == "__fail__" and not guard.reentered:
             raise NotApplied("the trigger that it waited with failed before it began")
         object.__setattr__(self.operator, "_guard_context", guard)
-        with self._recorded_xcoms(), self._recorded_return() as returned:
+        with self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return() as returned:
             try:
                 if self.adapter.job is not None and guard.body_is_call and self.resumes is None:
                     value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)
@@ -329,6 +329,22 @@ class Entry(Ordering):
             yield returned
         finally:
             object.__delattr__(self.operator, "execute_callable")
+
+    @contextmanager
+    def _recorded_answer(self, guard: core.GuardContext) -> Iterator[None]:
+        """Note when an operator that is one request has its answer."""
+        name = self.adapter.takes_answer
+        if not name:
+            yield
+            return
+        take = getattr(self.operator, name)
+
+        def taken(*args: Any, **kwargs: Any) -> Any:
+            guard.answered = True
+            return take(*args, **kwargs)
+
+        with jobs.replaced(self.operator, name, taken):
+            yield
 
     @contextmanager
     def _recorded_xcoms(self) -> Iterator[None]:

@@ -146,6 +146,8 @@ class GuardContext:
     _job: str = ""
     _followed: dict[int, BaseException] = field(default_factory=dict)
     """Errors that came after a job was submitted and its name was kept."""
+    answered: bool = False
+    """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
 

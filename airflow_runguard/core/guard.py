@@ -298,16 +298,17 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
 def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more."""
     failure = classify(error, now=guard.now())
-    if (work.single_request and not guard.reentered) or isinstance(error, NotApplied):
+    single = work.single_request and not guard.reentered
+    if (single and not guard.answered) or isinstance(error, NotApplied):
         return failure
-    return replace(
-        failure,
-        effect=Effect.UNKNOWN,
-        pausable=False,
-        final=False,
-        evidence=f"{failure.evidence}. That speaks for one request; the body may have made others. Take `guard` as the "
-        "first parameter and wrap the request in guard.call, or say single_request=True",
+    why = (
+        "It came after the request was answered, so it says nothing about what was sent"
+        if single
+        else "That speaks for one request; the body may have made others. Take `guard` as the first parameter and wrap "
+        "the request in guard.call, or say single_request=True"
     )
+    evidence = f"{failure.evidence}. {why}"
+    return replace(failure, effect=Effect.UNKNOWN, pausable=False, final=False, evidence=evidence)
 
 
 def _state_of(failure: Failure | None) -> State:

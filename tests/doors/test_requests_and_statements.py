@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
+import requests
 from airflow.providers.common.sql.operators.sql import SQLExecuteQueryOperator
 from airflow.providers.http.operators.http import HttpOperator
 
@@ -72,6 +74,57 @@ def test_p03_an_answer_that_the_author_refuses_came_after_the_effect(airflow):
     assert (run.state, run.tries) == ("failed", {"pay": 1})
     assert airflow.record().state is State.IN_DOUBT
     assert airflow.vendor.charges() == 1
+
+
+def refuses(status: int) -> Callable[..., Any]:
+    """What an author's check or filter does that asks the vendor once more and is refused (0: nobody listens)."""
+
+    def look(response: Any, **_: Any) -> Any:
+        if status == 0:
+            return requests.get(f"http://127.0.0.1:{free_port()}/status", timeout=10)
+        refused = requests.Response()
+        refused.status_code, refused.url = status, "http://vendor/status/1"
+        refused.headers["Retry-After"] = "1"
+        refused.request = requests.Request("GET", refused.url).prepare()
+        return refused.raise_for_status()
+
+    return look
+
+
+class LooksItUp(HttpOperator):
+    """Sends, and then asks for what it has sent."""
+
+    def execute(self, context: Any) -> Any:
+        sent = self.hook.run(self.endpoint, self.data, self.headers)
+        return refuses(404)(sent)
+
+
+def test_p03_an_error_after_the_answer_says_nothing_about_what_was_sent(airflow):
+    """The charge is made; then the author's own code asks the vendor for it and is refused, which is not the refusal of
+    the charge: sent again (and under a new vendor key, where a refusal is final) it would be paid twice."""
+    ways: dict[str, Any] = {
+        "check_429": {"response_check": refuses(429)},
+        "filter_402": {"response_filter": refuses(402)},
+        "check_nobody": {"response_check": refuses(0)},
+        "filter_422_vouched": {"response_filter": refuses(422), "guard": Guard(key="vouched", single_request=True)},
+        "subclass_404": {},
+    }
+    with airflow.dag() as dag:
+        for name, how in ways.items():
+            guarded(LooksItUp if name == "subclass_404" else HttpOperator)(
+                task_id=name,
+                http_conn_id="vendor",
+                endpoint="/charges",
+                data=json.dumps({"customer": name, "amount": 500}),
+                headers=HEADERS,
+                **{"guard": Guard(key=name), **AGAIN, **how},
+            )
+    run = airflow.run(dag)
+    again = airflow.run(dag)
+    assert (set(run.states.values()), set(again.states.values())) == ({"failed"}, {"failed"})
+    assert {record.state for record in airflow.records()} == {State.IN_DOUBT}
+    assert [airflow.vendor.charges(name) for name in ways] == [1] * len(ways)
+    assert airflow.record("check_429").evidence.endswith("so it says nothing about what was sent")
 
 
 def test_p06_a_429_waits_without_spending_a_try(airflow):
