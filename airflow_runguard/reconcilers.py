@@ -8,7 +8,8 @@ the ledger takes it as proof only if it was asked for after the call can no long
 Templates are filled with ``{key}``, ``{namespace}``, ``{vendor_key}``, ``{external_id}``, ``{intent[name]}`` (the
 call's arguments; of a body, the order's fields) and ``{payload[name]}``. One that names what the call does not have,
 or what is masked or cut in the ledger (``***``, a text over 200 characters), asks nothing: that nothing is found under
-it would prove nothing.
+it would prove nothing. Of a reopened record, or after an attempt that the vendor refused, one without ``{vendor_key}``
+(for a reopened one ``{external_id}`` does as well) asks nothing either: the earlier effect would be found.
 """
 
 from __future__ import annotations
@@ -91,11 +92,32 @@ def _not_found(doubt: Doubt, what: str, grace: float) -> Said:
     return NotApplied(what)
 
 
+def _tell_apart(doubt: Doubt, templates: Sequence[str]) -> None:
+    """:raises _NotThere: the order before it was reopened, or an attempt that was refused, may answer as well."""
+    call = doubt.call
+    if call.generation == call.attempt == 1:
+        return
+    named = {
+        part[1].partition(".")[0] for template in templates for part in string.Formatter().parse(template) if part[1]
+    }
+    # What guard.remember kept goes with the call over its attempts.
+    if "vendor_key" not in named and (call.attempt > 1 or "external_id" not in named):
+        which = f"attempt {call.attempt}" if call.attempt > 1 else f"generation {call.generation}"
+        raise _NotThere(f"it is {which} of this call, which only {{vendor_key}} tells from the earlier one")
+
+
 class _Lookup:
-    """What they share: a doubt that lacks what the look-up asks by is still unknown."""
+    """What they share: a doubt that lacks what the look-up asks by, or that it cannot tell from an earlier attempt, is
+    still unknown."""
+
+    @property
+    def asks_by(self) -> Sequence[str]:
+        """Its templates."""
+        raise NotImplementedError
 
     def __call__(self, doubt: Doubt) -> Said:
         try:
+            _tell_apart(doubt, self.asks_by)
             return self.look(doubt)
         except _NotThere as missing:
             return StillUnknown(f"nothing was asked: {missing}")
@@ -119,8 +141,8 @@ class HttpLookup(_Lookup):
     :param endpoint: template; what is filled in is percent-encoded: ``charges/{external_id}``,
         ``charges?key={vendor_key}``.
     :param found: ``(body as JSON, doubt) -> the call's result``, or ``None`` where the answer shows that it is not
-        there. Without it, any object is a find (and the result), and an empty one, a list or one with an ``error`` in
-        it is still unknown.
+        there, or one of the three answers itself. A truth value, an empty list and the like are neither: still unknown.
+        Without it nothing is a find, since an object may also say that it failed, or that nothing is there.
     :param absent: statuses that mean "not there". Others than these and 2xx are errors.
     :param grace: seconds by which the vendor may show late what happened.
     """
@@ -132,6 +154,10 @@ class HttpLookup(_Lookup):
     grace: float = 0.0
     headers: Mapping[str, str] | None = None
 
+    @property
+    def asks_by(self) -> Sequence[str]:
+        return (self.endpoint,)
+
     def look(self, doubt: Doubt) -> Said:
         endpoint = _filled(self.endpoint, doubt, lambda text: quote(text, safe=""))
         status, body = _get(self.conn_id, endpoint, {}, self.headers, allowed=self.absent)
@@ -141,12 +167,14 @@ class HttpLookup(_Lookup):
             return StillUnknown(f"GET {endpoint} answers {status} and no JSON")
         if self.found is not None:
             result = self.found(body, doubt)
-            return (
-                _not_found(doubt, f"GET {endpoint} does not show it", self.grace) if result is None else Applied(result)
-            )
-        if isinstance(body, dict) and body and not body.keys() & {"error", "errors"}:
-            return Applied(body)
-        return StillUnknown(f"GET {endpoint} answers {status} with something that is no single thing; say found=")
+            if result is None:
+                return _not_found(doubt, f"GET {endpoint} does not show it", self.grace)
+            if isinstance(result, Said):
+                return result
+            if isinstance(result, bool | BaseException) or not result:
+                return StillUnknown(f"found= gave back {result!r}, which is neither a result nor None (not there)")
+            return Applied(result)
+        return StillUnknown(f"GET {endpoint} answers {status}, and only found= can say what that means")
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,6 +199,10 @@ class StripeLookup(_Lookup):
     result: Callable[[Mapping[str, Any]], Any] | None = None
     grace: float | None = None
     account: str | None = None
+
+    @property
+    def asks_by(self) -> Sequence[str]:
+        return ("{vendor_key}",)
 
     def look(self, doubt: Doubt) -> Said:
         begin = doubt.call.first_intent_at or doubt.call.intent_at
@@ -238,7 +270,8 @@ def _singular(kind: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class SqlLookup(_Lookup):
-    """Select the row that is there if the call happened.
+    """Select the row that is there if the call happened: the row itself, no ``count(*)`` or ``max(…)``, which give one
+    although nothing is there. Several rows, and one whose first column is NULL, 0 or empty, are still unknown.
 
     A transaction that is still open shows nothing: that is why its time (``max_call_time``) must have passed. Ask the
     primary, not a replica. For effects that are SQL themselves ``guard.sql`` leaves no doubt at all.
@@ -255,14 +288,23 @@ class SqlLookup(_Lookup):
     result: Callable[[Sequence[Any]], Any] | None = None
     grace: float = 0.0
 
+    @property
+    def asks_by(self) -> Sequence[str]:
+        return self.parameters
+
     def look(self, doubt: Doubt) -> Said:
         from airflow.sdk import BaseHook
 
         values = tuple(_filled(template, doubt) for template in self.parameters)
         hook: Any = BaseHook.get_hook(self.conn_id)
-        row = hook.get_first(self.sql, parameters=values)
-        if row is None:
+        rows = hook.run(self.sql, parameters=values, handler=lambda cursor: cursor.fetchmany(2))
+        if not rows:
             return _not_found(doubt, f"{self.conn_id} has no such row", self.grace)
+        row = rows[0]
+        if len(rows) > 1:
+            return StillUnknown(f"{self.conn_id} has several such rows")
+        if not row[0]:
+            return StillUnknown(f"{self.conn_id} has a row that begins with {row[0]!r}: an aggregate? Select the row")
         return Applied(self.result(row) if self.result else row[0])
 
 
@@ -279,6 +321,10 @@ class FileLookup(_Lookup):
     path: str
     conn_id: str | None = None
     size: Callable[[Doubt], int] | None = None
+
+    @property
+    def asks_by(self) -> Sequence[str]:
+        return (self.path,)
 
     def look(self, doubt: Doubt) -> Said:
         from airflow.sdk import ObjectStoragePath
@@ -302,6 +348,10 @@ class SftpLookup(_Lookup):
     conn_id: str
     path: str
     size: Callable[[Doubt], int] | None = None
+
+    @property
+    def asks_by(self) -> Sequence[str]:
+        return (self.path,)
 
     def look(self, doubt: Doubt) -> Said:
         from airflow.providers.sftp.hooks.sftp import SFTPHook

@@ -10,6 +10,7 @@ import threading
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -28,7 +29,7 @@ from airflow_runguard.core.record import CallState, Result, State
 from airflow_runguard.core.work import Applied, Doubt, StillUnknown
 from airflow_runguard.reconcilers import FileLookup, HttpLookup, SftpLookup, SqlLookup, StripeLookup
 from tests.core import engine
-from tests.core.books import UNKNOWN, enter, long_ago, said
+from tests.core.books import DECLINED, UNKNOWN, enter, long_ago, said
 
 Answer = tuple[int, Any, dict[str, str]]
 
@@ -132,14 +133,28 @@ def test_p03_http_without_what_it_asks_by_nothing_is_asked(
     assert answers[""] == []
 
 
-@pytest.mark.parametrize(
-    "body", [{}, [], [{"id": "ch_1"}], {"error": "quota"}, {"errors": []}, "text", b"<html>maintenance</html>", 7]
+NO_FINDS = (
+    *({}, [], [{"id": "ch_1"}], {"error": "quota"}, "text", b"<html>maintenance</html>", 7),
+    *({"object": "list", "data": [], "has_more": False}, {"id": "ch_1", "status": "failed"}, {"id": "ch_1"}),
 )
-def test_p09_http_an_answer_that_shows_no_single_thing_is_no_find(
-    doubt: Doubt, answers: dict[str, Any], body: Any
-) -> None:
-    answers["/charges/invoice%2F7"] = (200, body, {})
-    assert isinstance(HttpLookup("vendor", "charges/{key}")(doubt), StillUnknown)
+
+
+def test_p09_http_an_answer_that_nobody_reads_is_no_find(doubt: Doubt, answers: dict[str, Any]) -> None:
+    look_up = HttpLookup("vendor", "charges/{key}")
+    for body in NO_FINDS:
+        answers["/charges/invoice%2F7"] = (200, body, {})
+        assert isinstance(look_up(doubt), StillUnknown), body
+
+
+def test_p09_http_what_is_no_result_is_no_find(doubt: Doubt, answers: dict[str, Any]) -> None:
+    """``found`` is asked for the result. "Yes" is none, and "no" may mean that the author looked in the wrong place."""
+    answers["/charges"] = (200, {"data": []}, {})
+    for no_result in (False, True, [], {}, "", 0, ValueError("no charge")):
+        said_by = HttpLookup("vendor", "charges?key={vendor_key}", found=lambda body, _, said=no_result: said)
+        assert isinstance(said_by(doubt), StillUnknown), no_result
+    for answer in (Applied("ch_1"), NotApplied("it was voided"), StillUnknown("it is pending")):
+        said_by = HttpLookup("vendor", "charges?key={vendor_key}", found=lambda body, _, said=answer: said)
+        assert said_by(doubt) == answer
 
 
 def test_http_an_answer_without_it_is_not_found_and_may_come_late(doubt: Doubt, answers: dict[str, Any]) -> None:
@@ -241,6 +256,35 @@ def test_p03_nobody_is_asked_by_what_is_masked_or_cut_in_the_ledger(
         assert answers[""] == []
     assert isinstance(HttpLookup("vendor", "charges?of={intent[order][id]}")(doubt), NotApplied)
     assert answers[""] == [("/charges", {"of": "o-7"})]
+
+
+def test_p03_what_was_done_for_an_earlier_order_under_the_key_is_no_find(
+    ledger: Ledger, sql: psycopg.Connection[Any], answers: dict[str, Any]
+) -> None:
+    """Reopened, and then in doubt: found by its key is what the first order did, and the second would never be done.
+    The same after an attempt that the vendor refused: its charge is there, too, and it failed."""
+    by_key, by_vendor_key = HttpLookup("vendor", "charges/{key}"), HttpLookup("vendor", "charges/{vendor_key}")
+    by_external_id = HttpLookup("vendor", "charges/{external_id}")
+    answers["/charges/reopened"] = answers["/charges/refused"] = (200, {"id": "of the first"}, {})
+
+    first = enter(ledger, engine.order("reopened", on_doubt="reconcile"))
+    first.settle(State.DONE)
+    ledger.reopen(first.id, seen_generation=1, again_although_applied=True, actor="ann", reason="once more")
+    reopened = in_doubt(ledger, sql, "reopened")
+    enter(ledger, engine.order("refused", on_doubt="reconcile")).settle(State.FAILED, DECLINED)
+    refused = in_doubt(ledger, sql, "refused")
+
+    assert (reopened.call.generation, refused.call.attempt) == (2, 2)
+    for doubt in (reopened, refused):
+        assert isinstance(by_key(doubt), StillUnknown)
+        assert isinstance(SqlLookup("vendor", "select 1", ("{key}",))(doubt), StillUnknown)
+        assert answers[""] == []
+        assert isinstance(by_vendor_key(doubt), NotApplied)
+        assert answers[""].pop()[0] == f"/charges/{doubt.vendor_key}"
+    named = replace(reopened, call=replace(reopened.call, external_id="ch_2"))
+    assert isinstance(by_external_id(named), NotApplied)
+    stale = replace(refused, call=replace(refused.call, external_id="ch_1"))
+    assert isinstance(by_external_id(stale), StillUnknown)
 
 
 # -- Stripe ------------------------------------------------------------------------------------------------------------
@@ -377,6 +421,21 @@ def test_sql_a_row_is_a_find_in_sqlite_and_in_postgresql(
         book.execute("insert into orders values (%s, %s)", row)
     assert lite(doubt) == Applied(41)
     assert post(doubt) == Applied([41, doubt.vendor_key])
+
+
+def test_p09_sql_an_aggregate_of_nothing_and_several_rows_are_no_find(
+    doubt: Doubt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "orders.db"
+    monkeypatch.setenv("AIRFLOW_CONN_LITE", json.dumps({"conn_type": "sqlite", "host": str(file)}))
+    with closing(sqlite3.connect(file)) as orders:
+        orders.execute("create table orders (id integer, of varchar(100))")
+        for column in ("max(id)", "count(*)", "sum(id)"):
+            answer = SqlLookup("lite", f"select {column} from orders where of = ?", result=lambda row: "result")(doubt)
+            assert isinstance(answer, StillUnknown), column
+        orders.executemany("insert into orders values (?, ?)", [(1, doubt.vendor_key), (2, doubt.vendor_key)])
+        orders.commit()
+    assert isinstance(SqlLookup("lite", "select id from orders where of = ?")(doubt), StillUnknown)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
