@@ -37,7 +37,7 @@ from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Identity, Order, Record, State
 from airflow_runguard.masking import Hide, hider
 from airflow_runguard.options import DEPTHS, Guard, seconds
-from airflow_runguard.ordering import VENDOR_KEY, Ordering, deployment_of, is_test
+from airflow_runguard.ordering import VENDOR_KEY, Ordering, deployment_of, hiding, is_test
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -109,7 +109,7 @@ class Entry(Ordering):
                 client = redis_client(options, self._depth())
                 if client is not None:
                     opened.callback(client.close)
-                leases, work = core.ready(ledger, client), self.work(order, body, self._hide(options))
+                leases, work = core.ready(ledger, client), self.work(order, body, hiding(options))
                 early = self._take(ledger, order) == "too_early"
                 how = self._aftermath(ledger, work, core.run(ledger, leases, work), options, early)
                 self.deferrable = self._has_triggerer(ledger, options)
@@ -141,7 +141,7 @@ class Entry(Ordering):
         try:
             options = settings()
             patience = options.observe_timeout
-            order, hide = self.order(options), self._hide(options)
+            order, hide = self.order(options), hiding(options)
             connect = connect_ledger(options)
 
             def ledger() -> Ledger:

@@ -31,6 +31,13 @@ VENDOR_KEY = "runguard-idempotency-key"
 only then the ledger knows the attempt; until then it also keeps the key out of the payload."""
 
 
+def hiding(options: Settings) -> Hide:
+    """What this process hides from people."""
+    from airflow.sdk._shared.secrets_masker import redact
+
+    return hider(options.mask_fields, redact)
+
+
 class Ordering:
     """What an operator's guard says, rendered for one task instance."""
 
@@ -55,7 +62,7 @@ class Ordering:
         dag_run: Any = self.context.get("dag_run")
         return Order(
             identity=keys.identity(deployment, namespace, name),
-            payload=replace(order, readable=self._hide(options)(dict(order.readable))),
+            payload=replace(order, readable=hiding(options)(dict(order.readable))),
             calls=guard.calls or "body",
             on_doubt=on_doubt,
             store_result=guard.store_result,
@@ -122,12 +129,6 @@ class Ordering:
                 "{{ guard.idempotency_key }} was changed by a filter, or stands where it cannot be filled in.",
                 "Use it as it is, in text, lists and dicts. No call was made.",
             )
-
-    @staticmethod
-    def _hide(options: Settings) -> Hide:
-        from airflow.sdk._shared.secrets_masker import redact
-
-        return hider(options.mask_fields, redact)
 
     def _named(self) -> str:
         if self.guard.key is None:

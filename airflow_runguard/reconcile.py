@@ -26,7 +26,7 @@ from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, CallState, Effect, Identity, Record, Result
 from airflow_runguard.core.work import IN_SQL, Doubt, Reconcile, StillUnknown, said
 from airflow_runguard.options import Guard
-from airflow_runguard.ordering import is_test
+from airflow_runguard.ordering import hiding, is_test
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -146,7 +146,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | No
     """
     asked: list[Data] = []
     told_to_wait: dict[tuple[str, str], str] = {}
-    targets = _Targets()
+    targets, hide = _Targets(), hiding(settings())
     for record in _in_doubt(ledger, scope):
         task = (record.holder.dag_id, record.holder.task_id)
         found = who(record)
@@ -156,7 +156,7 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | No
             findings = [core.Finding("", "wait", f"not asked, since another of its task was: {told_to_wait[task]}")]
         else:
             answer = targets.answers(None if isinstance(found, str) else found)
-            findings = core.settle(ledger, record, answer, _dump(record), skip=set(), actor=actor)
+            findings = core.settle(ledger, record, answer, _dump(record), skip=set(), hide=hide, actor=actor)
         for finding in findings or [core.Finding("", "nobody", "none of its calls is known to the ledger")]:
             why = found if finding.word == "nobody" and finding.call and isinstance(found, str) else finding.why
             if finding.word == "wait":

@@ -179,6 +179,7 @@ def _reconcile(writer: Writer, work: Work, reconcile: Reconcile, asked: set[str]
         lambda value: dumped(work, value),
         skip=asked,
         on_ledger=lambda run: writer.do(run).result(),
+        hide=work.hide,
     )
 
 

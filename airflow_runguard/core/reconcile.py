@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -84,6 +84,7 @@ def settle(
     *,
     skip: set[str],
     on_ledger: Callable[[Callable[[], Any]], Any] = lambda run: run(),
+    hide: Callable[[Any], Any] = lambda words: words,
     actor: str = "reconcile",
 ) -> list[Finding]:
     """Ask about each doubtful call of a record that is in doubt, and book the answers.
@@ -91,6 +92,7 @@ def settle(
     :param dump: the result as it is stored.
     :param skip: names of calls that were asked about already; grows by those that are asked about now.
     :param on_ledger: runs something on the thread that owns the ledger's connection.
+    :param hide: masks what was answered, before it is stored or told to anybody.
     """
     if record.broken or record.state is not State.IN_DOUBT:
         return []
@@ -98,7 +100,8 @@ def settle(
     for doubt in on_ledger(lambda: doubts(ledger, record)):
         if doubt.call.name not in skip:
             skip.add(doubt.call.name)
-            finding = _settled(ledger, doubt, reconcile, dump, on_ledger, actor)
+            finding = _settled(ledger, doubt, reconcile, dump, on_ledger, hide, actor)
+            finding = replace(finding, why=hide(finding.why))
             log.info("%s, call %r: %s %s", record.identity, doubt.call.name, finding.word, finding.why)
             findings.append(finding)
             if finding.word == "wait":  # it spoke for the vendor: the others would only be told the same
@@ -161,6 +164,7 @@ def _settled(
     reconcile: Reconcile,
     dump: Callable[[Any], Result],
     on_ledger: Callable[[Callable[[], Any]], Any],
+    hide: Callable[[Any], Any],
     actor: str,
 ) -> Finding:
     record, name = doubt.record, doubt.call.name
@@ -197,7 +201,7 @@ def _settled(
             result=result,
             reference=reference,
             actor=actor,
-            reason=f"asked: {why}",
+            reason=hide(f"asked: {why}"),
             force=isinstance(answer, Fenced),
             seen_fence=record.fence,
         )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_runguard import GuardContext, ItemContext, NotApplied, guarded_batch_task, guarded_task
+from airflow_runguard.core.work import StillUnknown
 from airflow_runguard.masking import hider
+from airflow_runguard.reconcile import settle_all
 from tests.doors.conftest import Airflow
 
 
@@ -83,10 +86,50 @@ def test_what_the_items_of_a_batch_hold_and_what_was_said_of_them_is_masked_befo
     assert all(call.intent["email"] == "***" for call in stored.values())
     assert "no such mailbox use ***" in stored["raises"].error
     assert "'note': 'use ***'" in stored["refused"].error
-    with airflow.ledger._open() as connection:
-        for table, but in (("record", "{result}"), ("call", "{result}"), ("event", "{}")):
-            for line in connection.execute(
-                f"select (to_jsonb(t) - '{but}'::text[])::text as line from runguard.{table} t"
-            ):
-                assert "hunter2" not in line["line"]
-                assert "@x.org" not in line["line"]
+    assert "@x.org" not in all_but_results(airflow)
+    assert "hunter2" not in all_but_results(airflow)
+
+
+def all_but_results(airflow: Airflow) -> str:
+    """The ledger's lines as text."""
+    tables = (("record", "{result}"), ("call", "{result}"), ("event", "{}"), ("notice", "{}"))
+    queries = [f"select (to_jsonb(t) - '{but}'::text[])::text from runguard.{table} t" for table, but in tables]
+    return "\n".join(line for query in queries for (line,) in airflow.sql.execute(query).fetchall())
+
+
+def test_what_a_look_up_said_is_masked_before_it_is_stored_whoever_asks(airflow: Airflow) -> None:
+    """A vendor's address with the token in it, say, and in the answers of the task, of the command and of the sweep."""
+    from airflow.sdk.log import mask_secret
+
+    mask_secret("hunter2-the-vendor-key")
+    answers: list[Any] = [
+        NotApplied("GET /pay?token=hunter2-the-vendor-key answers 404"),
+        StillUnknown("GET /pay?token=hunter2-the-vendor-key answers 202"),
+        NotApplied("GET /pay?token=hunter2-the-vendor-key answers 404"),
+    ]
+    sent: list[str] = []
+
+    again = {"retries": 1, "retry_delay": timedelta(0)}
+
+    @guarded_task(key="order/1", on_doubt=lambda doubt: answers.pop(0), max_call_time=0.001, **again)
+    def charge(guard: GuardContext) -> str:
+        def send() -> str:
+            sent.append("")
+            if len(sent) < 3:
+                raise TimeoutError("no answer")
+            return "ok"
+
+        return guard.call("charge", send)
+
+    with airflow.dag() as dag:
+        charge()
+    assert airflow.run(dag).tries == {"charge": 2}
+    told = settle_all(airflow.ledger, lambda record: lambda doubt: answers.pop(0), actor="reconcile")
+    assert [line["outcome"] for line in told["asked"]] == ["still_unknown"]
+    assert "hunter2" not in str(told)
+    settle_all(airflow.ledger, lambda record: lambda doubt: answers.pop(0), actor="reconcile")
+    assert airflow.run(dag).state == "success"
+    assert (len(sent), answers) == (3, [])
+    stored = all_but_results(airflow)
+    assert stored.count("asked: GET /pay?token=*** answers 404") >= 2  # by the task, and by whoever sweeps
+    assert "hunter2" not in stored
