@@ -95,7 +95,8 @@ class GuardMixin(_Operator):
         elif next_method == ANSWERED:
             parked = next_kwargs or {}
             method, asked_since, answer = None, parked.get("since"), answer_of(parked.get("event"))
-            asked = Asked(parked["fence"], datetime.fromisoformat(parked["at"])) if answer else None
+            if answer and "at" in parked:  # else nobody knows what the form told of: it is asked again
+                asked = Asked(parked["fence"], datetime.fromisoformat(parked["at"]))
         if method is None:  # it had not begun, or a person has said what became of it: from the start
             entry = self._entry(
                 self,
