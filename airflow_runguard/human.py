@@ -239,11 +239,15 @@ def apply(ledger: Ledger, record: Record, answer: Answer, asked: Asked) -> str:
         return "not_in_doubt"
     if record.fence != asked.fence:
         return "somebody worked on it after the form was made"
+    lost = ledger.check()["unknown_before"]
+    if lost is not None and asked.at < lost:  # nobody knows what became of an answer to it
+        return "the ledger lost time after the form was made"
     doubts = doubtful(ledger, record)
     if record.calls == "batch" and doubts:
         return _apply_to_items(ledger, record, answer, asked, doubts)
     calls = [call for call in doubts if call.first_unknown_at is None or call.first_unknown_at <= asked.at]
-    if doubts and not calls:
+    since = record.first_unknown_at
+    if (doubts and not calls) or (not doubts and since is not None and since > asked.at):
         return ANEW
     names: list[str | None] = [call.name for call in calls]
     if record.calls == "body" or (answer.word == "failed" and calls == doubts):
@@ -259,6 +263,7 @@ def apply(ledger: Ledger, record: Record, answer: Answer, asked: Asked) -> str:
             reason=answer.reason,
             reference=answer.reference,
             seen_fence=record.fence,
+            known_by=asked.at,
         )
     return verdict
 

@@ -38,6 +38,8 @@ IDLE = 60.0
 """Seconds for which nobody moved what is in doubt, before the vendor is asked for it: its task asks by itself."""
 ASK_AGAIN = 600.0
 """Seconds after which the vendor is asked again for one DAG. Each time costs a process that loads the DAG."""
+ASK_TIMEOUT = 300.0
+"""Seconds after which a process that asks is given up."""
 ENDED = ("success", "failed", "skipped", "upstream_failed", "removed")
 BRINGS_IT = ("scheduled", "queued", "running")
 """States in which a task that was parked is on its way with its answer."""
@@ -113,14 +115,19 @@ class Caretaker:
                 due = ledger.dags_to_ask(IDLE)
             finally:
                 ledger.close()
-            now = time.monotonic()
-            self._asked = {dag_id: at for dag_id, at in self._asked.items() if now - at < ASK_AGAIN}
-            for dag_id in due:
-                if dag_id not in self._asked:
-                    self._asked[dag_id] = now
-                    ask_by_dag(dag_id, self.name)
         except Exception as error:
             log.warning("The caretaker could not ask about what is in doubt: %s", error)
+            return
+        now = time.monotonic()
+        self._asked = {dag_id: at for dag_id, at in self._asked.items() if now - at < ASK_AGAIN}
+        for dag_id in due:
+            if dag_id in self._asked:
+                continue
+            try:
+                ask_by_dag(dag_id, self.name)
+            except Exception as error:  # it hangs, say: the others are asked all the same
+                log.warning("The functions of DAG %r could not be asked: %s", dag_id, error)
+            self._asked[dag_id] = time.monotonic()
 
 
 def ask_by_dag(dag_id: str, actor: str) -> None:
@@ -131,7 +138,7 @@ def ask_by_dag(dag_id: str, actor: str) -> None:
     """
     words = [sys.executable, "-m", "airflow", "runguard", "reconcile", f"--dag-id={dag_id}", f"--actor={actor}"]
     done = subprocess.run(  # noqa: S603  # no shell; the words are ours
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_AGAIN, check=False
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_TIMEOUT, check=False
     )
     said = (done.stdout if done.returncode == 0 else done.stderr).strip()
     log.log(logging.INFO if done.returncode == 0 else logging.WARNING, "Asked for DAG %r: %s", dag_id, said[-2000:])

@@ -226,10 +226,15 @@ class SqlTransaction:
     def _reserved(self, marker: Marker, nonce: str) -> tuple[str, str | None]:
         for last in (False, True):
             with self._own() as cursor:
+                # First a write, for the lock: a read would fix what MySQL's transaction sees.
+                self._run(cursor, LOCK, (marker.key,))
+                found = self._found(cursor, marker.key)
+                if found is not None and found.state in ("open", "void") and self._found(cursor, found.nonce):
+                    self._run(cursor, TORN, (marker.key, found.nonce))  # an attempt ended its transaction itself
+                    return "torn", None
                 self._run(cursor, RESERVE, (marker.fence, nonce, marker.key, marker.fence, marker.fence))
                 if cursor.rowcount == 1:
                     return "open", None
-                found = self._found(cursor, marker.key)
                 if found is not None:
                     return ("newer" if found.state == "open" else found.state), found.result
                 try:
@@ -403,6 +408,7 @@ RESERVE = (
     "update runguard_marker set fence = ?, nonce = ?, state = 'open' where marker = ? "
     "and (state = 'open' and fence <= ? or state = 'void' and fence < ?)"
 )
+LOCK = "update runguard_marker set marker = marker where marker = ?"
 INSERT = "insert into runguard_marker (marker, fence, nonce, state) values (?, ?, ?, ?)"
 DONE = "update runguard_marker set state = 'done', result = ? where marker = ? and nonce = ? and state = 'open'"
 TORN = "update runguard_marker set state = 'torn' where marker = ? and nonce = ? and state in ('open', 'void')"

@@ -106,7 +106,7 @@ class _Conductor(Holding):
                 early = call.no_later_than is not None and call.no_later_than > now
                 if early and isinstance(answers.get(call.name), NotApplied):
                     del answers[call.name]
-            self._book_answers(answers)
+            self._book_answers(answers, now)
 
     def _sent_under(self, call: Call, renamed: Sequence[Event]) -> str:
         name = name_at(self.claim.identity, renamed, call.first_intent_at)
@@ -127,14 +127,14 @@ class _Conductor(Holding):
                 return {}
         return {doubt.call.name: ask(reconcile, doubt) for doubt in doubts}
 
-    def _book_answers(self, answers: Mapping[str, Any]) -> None:
+    def _book_answers(self, answers: Mapping[str, Any], asked_at: datetime) -> None:
         happened = {key: answer for key, answer in answers.items() if isinstance(answer, Applied)}
         not_applied = [key for key, answer in answers.items() if isinstance(answer, NotApplied)]
         results = [dumped(self.work, answer.result).data for answer in happened.values()]
-        self._settle("happened", [*happened], results)
-        self._settle("did_not_happen", not_applied, None)
+        self._settle("happened", [*happened], results, asked_at)
+        self._settle("did_not_happen", not_applied, None, asked_at)
 
-    def _settle(self, answer: str, names: list[str], results: list[bytes | None] | None) -> None:
+    def _settle(self, answer: str, names: list[str], results: list[bytes | None] | None, asked_at: datetime) -> None:
         if not names:
             return
         changed = self.ask(
@@ -146,6 +146,7 @@ class _Conductor(Holding):
                 actor="reconcile",
                 reason="the vendor was asked",
                 nonce=self.work.holder.nonce,
+                known_by=asked_at,
             )
         )
         if changed.left:

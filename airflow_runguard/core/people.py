@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from airflow_runguard.core.record import Identity
 from airflow_runguard.core.seam import Seam
 
@@ -21,8 +23,12 @@ class People(Seam):
         reference: str | None = None,
         force: bool = False,
         seen_fence: int | None = None,
+        known_by: datetime | None = None,
     ) -> str:
-        """Say what happened to a record in doubt: ``happened``, ``did_not_happen`` or ``failed``."""
+        """Say what happened to a record in doubt: ``happened``, ``did_not_happen`` or ``failed``.
+
+        :param known_by: when the vendor was asked, or the form was made: it speaks of no doubt that is younger.
+        """
         return self._word(
             "resolve",
             record_id=record_id,
@@ -34,6 +40,7 @@ class People(Seam):
             reason=reason,
             force=force,
             seen_fence=seen_fence,
+            known_by=known_by,
         )
 
     def reopen(

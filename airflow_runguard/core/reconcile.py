@@ -211,6 +211,7 @@ def _settled(
             reason=hide(f"asked: {why}"),
             force=isinstance(answer, Fenced),
             seen_fence=record.fence,
+            known_by=doubt.now,
         )
     )
     if verdict == "ok":

@@ -98,7 +98,13 @@ FAULTS: list[tuple[str, Any, Means]] = [
     ("error inside", {"error": {"message": "something"}}, DOUBT),
     ("bulk that hides which", {"errors": True, "items": [STORED]}, DOUBT),
     ("salesforce tree", {"hasErrors": True, "results": [{"referenceId": "1", "errors": []}]}, DOUBT),
-    ("salesforce error", [{"errorCode": "UNABLE_TO_LOCK_ROW", "message": "x"}], Means(FailureClass.PROCESSING)),
+    ("salesforce error", [{"errorCode": "UNABLE_TO_LOCK_ROW", "message": "x"}], DOUBT),
+    ("a row that was made", {"success": False, "id": "a1", "errors": [{"statusCode": "MAIL", "message": "x"}]}, DOUBT),
+    (
+        "a gateway's timeout",
+        {"errors": [{"message": "x", "extensions": {"code": "GATEWAY_TIMEOUT"}}]},
+        Means(FailureClass.VALIDATION, **OPEN),
+    ),
     ("elasticsearch", {"status": 429, "error": {**BUSY["index"]["error"], "root_cause": []}}, PAUSE),
     ("kinesis entry", {"ErrorCode": "ProvisionedThroughputExceededException", "ErrorMessage": "x"}, PAUSE),
     ("kinesis after a retry", {**ALL_BUSY, "ResponseMetadata": {"RetryAttempts": 1}}, replace(PAUSE, **OPEN)),
@@ -183,6 +189,7 @@ def test_p07_a_documented_form_is_that_of_a_family(family: str) -> None:
         STORED,
         '{"ok": true}',
         v.http(200, {"id": 1}).response,
+        {"errorCode": "SUCCESS", "message": "x"},
     ],
     ids=repr,
 )

@@ -14,13 +14,15 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_runguard import human
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.keys import vendor_key
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.reconcile import doubts
-from airflow_runguard.core.record import Holder, State, Verdict
+from airflow_runguard.core.reconcile import doubts, settle
+from airflow_runguard.core.record import Holder, Result, State, Verdict
 from airflow_runguard.core.series import Place
 from airflow_runguard.core.writer import Writer
 from tests.core import batches, books, engine
@@ -363,3 +365,91 @@ def test_p10_a_batch_of_a_series_is_entered_again_after_it_was_done(ledger: Ledg
     assert pay.calls == ["a", "b"]
     after = engine.order("payout/2", place=Place(series="payout", place="002", expected="001"))
     assert ledger.claim(after, engine.holder()).verdict is Verdict.RUN
+
+
+# -- what a look-up, a form or a holder may not speak of ---------------------------------------------------------------
+
+
+def test_p03_a_look_up_does_not_settle_a_doubt_that_came_after_it(ledger: Ledger, sql: Sql) -> None:
+    """Two look-ups at once; between their answers the stale holder reports that it was applied."""
+    order = engine.order("two look-ups", calls="explicit", on_doubt="reconcile")
+    held = enter(ledger, order)
+    assert held.intent("charge") == "run"
+    sweep(ledger, sql, held)
+    books.long_ago(sql, held.id)
+    record = ledger.get(order.identity)
+    assert record is not None
+
+    def slow(_: Any) -> NotApplied:
+        assert ledger.resolve(held.id, "did_not_happen", **WORDS) == "ok"
+        held.outcome("charge")
+        return NotApplied("nothing under its key")
+
+    (finding,) = settle(ledger, record, slow, lambda value: Result(b"1"), skip=set())
+    assert finding.word == "moved"
+    assert state_of(ledger, order) is State.IN_DOUBT
+
+
+def test_p03_a_batch_does_not_book_an_old_look_over_a_late_applied(ledger: Ledger, sql: Sql) -> None:
+    what = batches.order("old look", on_doubt="reconcile")
+    pay = batches.Counting(a=TimeoutError("no answer"))
+    assert isinstance(batches.run(ledger, batches.invoices("a"), pay, what=what), guard.InDoubt)
+    call = batches.items(ledger, what)["a"]
+    said = Items(ledger).resolve(
+        batches.record(ledger, what).id,
+        "did_not_happen",
+        Selection(names=("a",)),
+        force=True,
+        known_by=call.first_unknown_at - timedelta(seconds=1) if call.first_unknown_at else None,
+        **WORDS,
+    )
+    assert said.verdict == "no_such_call"
+    assert batches.states(ledger, what) == {"a": "in_doubt"}
+
+
+def test_p05_a_late_applied_of_an_earlier_generation_is_doubt_also_of_a_call_that_this_one_has_not_begun(
+    ledger: Ledger, sql: Sql
+) -> None:
+    order = engine.order("two generations", calls="explicit")
+    held = enter(ledger, order)
+    assert held.intent("a") == "run"
+    sweep(ledger, sql, held)
+    assert ledger.resolve(held.id, "did_not_happen", force=True, **WORDS) == "ok"
+    enter(ledger, order).settle(State.FAILED, books.DECLINED)
+    assert ledger.reopen(held.id, seen_generation=1, **WORDS) == "ok"
+    second = enter(ledger, order)
+    assert second.intent("b") == "run"
+    sweep(ledger, sql, second)
+    held.outcome("a")
+    assert ledger.resolve(held.id, "happened", call="b", result=b"1", **WORDS) == "ok"
+    assert state_of(ledger, order) is State.IN_DOUBT
+    assert {call.name: call.state for call in ledger.calls(held.id) if call.generation == 2}["a"] == "in_doubt"
+
+
+def test_p08_a_repaired_line_is_too_early_to_deny_while_its_call_may_arrive(ledger: Ledger, sql: Sql) -> None:
+    held = enter(ledger, engine.order("repaired early", calls="explicit"))
+    assert held.intent("a") == "run"
+    with sql.transaction():
+        sql.execute("set local session_replication_role = replica")  # damage, which no trigger sees
+        sql.execute("update runguard.record set digest = 'x', no_later_than = null where id = %s", [held.id])
+    row = sql.execute("select encode(sha256(convert_to(r::text, 'UTF8')), 'hex') from runguard.record r").fetchone()
+    assert row is not None
+    assert ledger.repair(held.id, seen=row[0], state="in_doubt", **WORDS) == "ok"
+    assert ledger.resolve(held.id, "did_not_happen", call="a", **WORDS) == "too_early"
+
+
+@pytest.mark.parametrize("asked", ["before the lost time", "before the doubt"])
+def test_p14_a_form_of_before_the_lost_time_is_no_word_about_it(ledger: Ledger, asked: str) -> None:
+    order = engine.order("old form", calls="explicit", **FUTURE)
+    held = enter(ledger, order)
+    held.settle(State.PENDING)
+    form = human.Asked(held.claim.fence, ledger.check()["now"])
+    lose_time(ledger)
+    if asked == "before the doubt":
+        form = dataclasses.replace(form, at=ledger.check()["now"])
+    assert ledger.claim(order, engine.holder()).verdict is Verdict.IN_DOUBT
+    record = ledger.get(order.identity)
+    assert record is not None
+    said = human.apply(ledger, record, human.Answer("did_not_happen", "person:ann", "seen"), form)
+    assert said == (human.ANEW if asked == "before the doubt" else "the ledger lost time after the form was made")
+    assert ledger.claim(order, engine.holder()).verdict is Verdict.IN_DOUBT

@@ -63,12 +63,12 @@ def test_what_the_items_of_a_batch_hold_and_what_was_said_of_them_is_masked_befo
     mask_secret("hunter2-the-vendor-key")
     sent: list[dict[str, Any]] = []
 
-    @guarded_batch_task(key="mails", item_key="id", accept=lambda answer: answer["ok"], allow_partial=True)
+    @guarded_batch_task(key="mails", item_key="id", accept=lambda answer: answer["fine"], allow_partial=True)
     def mail(guard: ItemContext, item: dict[str, Any]) -> dict[str, Any]:
         sent.append(item)
         if item["id"] == "raises":
             raise NotApplied(f"no such mailbox {item['note']}")
-        return {"ok": item["id"] == "done", "email": item["email"], "note": item["note"]}
+        return {"fine": item["id"] == "done", "email": item["email"], "note": item["note"]}
 
     items = [
         {"id": n, "email": f"{n}@x.org", "note": "use hunter2-the-vendor-key"} for n in ("done", "raises", "refused")

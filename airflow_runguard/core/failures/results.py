@@ -243,6 +243,7 @@ def _one_of_many(document: Mapping[Any, Any]) -> Found | None:
         vendor
         or (entry is not document and item_failed(entry))
         or (status >= 400 and document.keys() & {"body", "error"})
+        or (_only(document, _SALESFORCE_ROW) and item(document, "success") is False)
     ):
         return Found([_item_fault(entry, "the result", vendor)])
     return None
@@ -284,17 +285,17 @@ def _vendor_of_one(entry: Any) -> str:
         return AWS
     if _only(entry, _ELASTIC_ERROR) and item_failed(entry) and isinstance(item(entry["error"], "root_cause"), list):
         return ELASTIC
-    return SALESFORCE if _is_salesforce(entry) else ""
+    return SALESFORCE if _is_refused_row(entry) else ""
 
 
-def _is_salesforce(entry: Mapping[Any, Any]) -> bool:
-    """A row that was refused, or one of the errors of a whole request."""
-    if _only(entry, _SALESFORCE_ERROR):
-        return isinstance(item(entry, "errorCode"), str)
+def _is_refused_row(entry: Mapping[Any, Any]) -> bool:
+    """A row that Salesforce refused: nothing was made of it."""
     errors = item(entry, "errors")
     return (
         _only(entry, _SALESFORCE_ROW)
         and item(entry, "success") is False
+        and not item(entry, "id")
+        and item(entry, "created") is not True
         and isinstance(errors, list)
         and bool(errors)
         and all(isinstance(item(error, "statusCode"), str) for error in errors)
@@ -312,7 +313,7 @@ def item_failed(entry: Any) -> bool:
         or item(entry, "success") is False
         or isinstance(item(entry, "ErrorCode"), str)
         or (isinstance(error, Mapping | BaseException) and bool(error))
-        or _is_salesforce(entry)
+        or (_only(entry, _SALESFORCE_ERROR) and isinstance(item(entry, "errorCode"), str))
     )
 
 
@@ -336,6 +337,21 @@ def _unprocessed(document: Mapping[Any, Any]) -> Found | None:
 
 _GRAPHQL = names("errors data extensions")
 _MUTATION = names("data extensions")
+_BEFORE_ANY_WORK = frozenset(
+    {
+        "GRAPHQL_PARSE_FAILED",
+        "GRAPHQL_VALIDATION_FAILED",
+        "BAD_USER_INPUT",
+        "UNAUTHENTICATED",
+        "FORBIDDEN",
+        "PERSISTED_QUERY_NOT_FOUND",
+        "PERSISTED_QUERY_NOT_SUPPORTED",
+        "OPERATION_RESOLUTION_FAILURE",
+        "INVALID",
+    }
+)
+"""Codes of a request that was refused as a whole. A gateway gives others (a timeout, an internal error) after it has
+passed the request on."""
 _SHOPIFYS = ("THROTTLED", "MAX_COST_EXCEEDED", "SHOP_INACTIVE")
 
 
@@ -354,7 +370,7 @@ def _graphql(document: Mapping[Any, Any], around: Answer) -> Found | None:
         # Nobody else counts costs so or has these words.
         vendor = SHOPIFY if form and data is None and (isinstance(cost, Mapping) or code in _SHOPIFYS) else ""
         # An error of the request as a whole comes before any work; then there is no data, not even null.
-        whole = form and "data" not in document and "path" not in error and isinstance(code, str)
+        whole = form and "data" not in document and "path" not in error and code in _BEFORE_ANY_WORK
         answer = answer_in({"errors": [error], "extensions": extensions}, around.headers, around.host, vendor)
         otherwise = REFUSED if vendor or whole else REFUSED_UNDER_WAY
         faults.append(

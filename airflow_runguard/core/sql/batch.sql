@@ -191,6 +191,7 @@ begin
            and not c.submitted and (c.state = 'pending' or c.state = 'failed' and c.effect = 'not_applied'
                                     or c.state = 'paused' and c.resume_at <= r.at)
            and r.at < r.hold_until and runguard.lost_time(m) = ''
+           and r.at < statement_timestamp() + interval '50 ms'  -- else it waited for the row, and what forbids it may be news
            and (m.freezes = 0 or runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key) is null)
            and (r.gate is null or runguard.gate_until(r.deployment, r.gate, true) is null)
         returning c.name::text as name, c.attempt),

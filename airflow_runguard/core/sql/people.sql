@@ -7,10 +7,10 @@ create or replace function runguard.lacks_result(c runguard.call) returns boolea
 $$;
 
 -- p_call = null: the whole record happened, or did not. Otherwise only that call; once no other call is in doubt the
--- record goes to pending, and the next run goes on after it.
+-- record goes to pending, and the next run goes on after it. p_known_by: who says it knew of no doubt that is younger.
 create or replace function runguard.resolve(
     p_record_id bigint, p_seen_fence bigint, p_answer text, p_call text, p_result bytea, p_reference text,
-    p_actor text, p_reason text, p_force boolean
+    p_actor text, p_reason text, p_force boolean, p_known_by timestamptz
 ) returns text language plpgsql as $$
 declare
     r      runguard.record;
@@ -25,7 +25,7 @@ begin
     r := s.r;
     if r.calls = 'batch' and r.late_applied = 0 then
         return (select i.verdict from runguard.resolve_items(p_record_id, p_seen_fence, p_answer, 'in_doubt', null,
-            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null, null) i);
+            array[p_call], array[p_result], p_reference, p_actor, p_reason, p_force, null, p_known_by) i);
     end if;
     if s.refused is not null then
         return s.refused;
@@ -48,6 +48,9 @@ begin
         return 'ok';
     elsif not (r.state = 'in_doubt' or (r.state = 'failed' and p_answer = 'happened')) then
         return 'not_in_doubt';
+    elsif (p_call is null and r.first_unknown_at > p_known_by) or exists (select from runguard.call c where c.record_id = r.id
+              and c.generation = r.generation and c.first_unknown_at > p_known_by and (c.name = p_call or p_call is null)) then
+        return 'moved';                         -- it came into doubt anew since
     elsif p_answer = 'did_not_happen' and r.no_later_than > clock_timestamp() and not p_force then
         return 'too_early';
     elsif p_call is not null and not exists (select from runguard.call c where c.record_id = r.id
@@ -174,6 +177,7 @@ declare
     r   runguard.record;
     old runguard.record;
     v_open integer;
+    v_until timestamptz;
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
@@ -188,7 +192,7 @@ begin
         return 'moved';
     end if;
     old := r;
-    select count(*) into v_open from runguard.call c where c.record_id = r.id and c.generation = r.generation
+    select count(*), max(c.no_later_than) into v_open, v_until from runguard.call c where c.record_id = r.id and c.generation = r.generation
        and c.state in ('started', 'in_doubt') and c.outcome_at is null;
     perform set_config('runguard.writing', 'repair', true);
     if p_state is null then
@@ -203,7 +207,7 @@ begin
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
                handed_over = false, resume_at = null, known_since = clock_timestamp(),
                open_calls = case when p_state = 'in_doubt' then v_open else 0 end,
-               no_later_than = case when p_state = 'in_doubt' and v_open > 0 then coalesce(no_later_than, clock_timestamp())
+               no_later_than = case when p_state = 'in_doubt' and v_open > 0 then coalesce(greatest(no_later_than, v_until), clock_timestamp())
                                     when p_state = 'in_doubt' then no_later_than end,
                late_applied = (calls = 'batch' and p_state = 'in_doubt')::int,
                calls = case when p_state = 'done' then runguard.calls_by_hand(calls) else calls end,

@@ -45,11 +45,11 @@ select distinct r.dag_id from runguard.record r
  where r.deployment = %(deployment)s and r.state = 'in_doubt' and r.on_doubt = 'reconcile' and r.dag_id <> ''
    and r.updated_at < clock_timestamp() - make_interval(secs => %(idle)s)
    and coalesce(r.no_later_than < clock_timestamp(), true)
- order by r.dag_id limit 100
+ order by r.dag_id
 
 -- name: resolve
 select runguard.resolve(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(call)s, %(result)s::bytea, %(reference)s,
-                        %(actor)s, %(reason)s, %(force)s) as verdict
+                        %(actor)s, %(reason)s, %(force)s, %(known_by)s::timestamptz) as verdict
 
 -- name: remember
 select runguard.remember(%(record_id)s, %(generation)s::int, %(fence)s, %(actor)s, %(call)s, %(external_id)s,
@@ -126,6 +126,7 @@ select runguard.give_up_asking(%(record_id)s, %(seen_fence)s::bigint, %(actor)s,
 select q.*, r.state, r.generation as generation_now, r.namespace, r.key, r.deployment,
        -- In the doubt that it was asked about, and not that of a later holder.
        r.state = 'in_doubt' and q.generation = r.generation and q.fence = r.fence
+       and q.at >= coalesce((select m.unknown_before from runguard.meta m), '-infinity')    -- nor one from before lost time
        and not (
            -- Since it was asked, all that is in doubt turned out to be jobs: its task attaches to them.
            exists (select from runguard.event e where e.record_id = r.id and e.kind = 'remembered' and e.at > q.at)

@@ -37,6 +37,9 @@ begin
                      and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
         return r;
     end if;
+    -- Of an earlier generation, this one may have no line of it yet.
+    insert into runguard.call (record_id, generation, name, state, fence)
+    values (r.id, r.generation, p_call, 'pending', 0) on conflict do nothing;
     update runguard.call c set state = 'in_doubt', effect = 'unknown', outcome_at = clock_timestamp(),
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call
