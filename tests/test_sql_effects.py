@@ -9,6 +9,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +109,15 @@ def test_p03_r33_after_a_kill_the_marker_decides_and_nobody_is_asked(
 
 
 @pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("on_doubt", ["ask", "replay"])
 def test_p03_a_function_that_committed_before_its_process_died_is_a_persons(
-    target: Target, ledger_url: str, ledger: Ledger
+    target: Target, ledger_url: str, ledger: Ledger, on_doubt: str
 ) -> None:
     worker = Worker(target, ledger_url, "k", "after a commit of its own")
     worker.die()
+    again = replace(order(), on_doubt=on_doubt)
     how = until(
-        lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: not isinstance(how, guard.Waiting)
+        lambda: target.attempt(ledger_url, again, booking(target)), lambda how: not isinstance(how, guard.Waiting)
     )
     assert isinstance(how, guard.InDoubt)
     assert target.rows("select state from runguard_marker") == [("torn",), ("torn",)], "its own line, and the marker's"
