@@ -156,6 +156,7 @@ class SqlTransaction:
             result = fn(_Connection(connection))
             accept(result)
             cursor.execute(f"release savepoint {SAVEPOINT}")  # fails where the transaction is not the one begun above
+            cursor.execute(f"savepoint {SAVEPOINT}")  # so that an error of the statements below is not taken for that
             self._run(cursor, DONE, (_text(marker.dump(result)), marker.key, nonce))
             if cursor.rowcount != 1:
                 raise Superseded(f"{self.conn_id}: another attempt took over the marker {marker.key}")

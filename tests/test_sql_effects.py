@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sqlite3
 import threading
@@ -534,3 +535,23 @@ def test_p12_without_the_right_to_create_the_table_nothing_is_done_and_the_ddl_i
         assert "create table if not exists runguard_marker" in how.message
         assert target.rows() == []
         target.run("reassign owned by clerk to current_user", "drop owned by clerk", "drop role clerk")
+
+
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p13_a_role_that_may_not_delete_its_marker_is_told_so_and_nothing_is_in_doubt(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    target.attempt(ledger_url, order("first"), booking(target, "first"))  # the marker's table is there
+    target.run("drop role if exists booker", "create role booker login")
+    target.run("grant select, insert, update on orders, runguard_marker to booker")
+    try:
+        limited = Target("postgresql", re.sub("//[^@]*@", "//booker@", target.url))
+        limited.use()
+        how = limited.attempt(ledger_url, order(), booking(limited))
+        assert isinstance(how, guard.Ended)
+        assert "permission denied" in how.message
+        assert ledger.list()[1].state is not State.IN_DOUBT
+        assert target.rows() == [(1, "first")]
+    finally:
+        target.use()
+        target.run("drop owned by booker", "drop role booker")

@@ -133,7 +133,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(State.IN_DOUBT, State.RUNNING, "claim", "repeating was declared safe (on_doubt='replay'); or a batch"),
     Transition(State.DONE, State.PENDING, "person", "reopen: generation + 1"),
     Transition(State.DONE, State.RUNNING, "claim", "a batch, whose list may have grown; what is done stays done"),
-    Transition(State.DONE, State.IN_DOUBT, "claim", "a batch, when the ledger lost time: more of its list may be done"),
+    Transition(State.DONE, State.IN_DOUBT, "claim, late outcome", "a batch: more of it may have happened"),
 )
 
 

@@ -362,6 +362,7 @@ def test_p05_a_late_outcome_of_an_item_of_a_batch_that_is_done_is_doubt_and_the_
     assert isinstance(batches.run(ledger, invoices(*"abc"), declines, allow_partial=True), Done)
     assert (declines.calls, batches.record(ledger).completeness) == (["b"], Completeness.PARTIAL)
     frozen.outcome("b")
+    assert (batches.record(ledger).state, batches.record(ledger).needs_person) == (State.IN_DOUBT, True)
     pay = Counting()
     assert isinstance(batches.run(ledger, invoices(*"abcd"), pay), InDoubt)
     assert pay.calls == ["d"]

@@ -44,8 +44,8 @@ begin
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call
        and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
-    if r.state = 'done' or (r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
-           where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt')) then
+    if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
+           where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
         return r;                               -- that item is in doubt and is not called; the others are other work
     elsif r.state = 'in_doubt' then
         update runguard.record set error = v_why where id = r.id returning * into r;
@@ -54,7 +54,7 @@ begin
                first_unknown_at = coalesce(first_unknown_at, clock_timestamp()) where id = r.id returning * into r;
     else
         update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown', needs_person = true,
-               first_unknown_at = clock_timestamp(), resume_at = null, error = v_why
+               first_unknown_at = clock_timestamp(), resume_at = null, error = v_why, completeness = 'none', finished_at = null
          where id = r.id returning * into r;
         perform runguard.book(r, 'in_doubt', p_actor, r.error);
     end if;
