@@ -21,7 +21,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
 from airflow_runguard.core.items import Changed, Items, Selection
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Call, Event, Record, Result, State, name_at
+from airflow_runguard.core.record import Call, Event, Record, Result, State
 from airflow_runguard.core.seam import Connect
 from airflow_runguard.explain import command
 from airflow_runguard.refusals import Refused, refusal
@@ -454,8 +454,7 @@ def _calls(ledger: Ledger, record: Record, calls: Sequence[Call], events: Sequen
     """The calls with the key that each was sent under, made from the name that the record had then."""
     shown = []
     for call in calls:
-        name = name_at(record.identity, events, call.intent_at)
-        vendor_key = keys.vendor_key(ledger.installation, name, call.name, call.generation, call.attempt)
+        vendor_key = keys.sent_under(ledger.installation, record.identity, events, call)
         shown.append({**asdict(call), "vendor_key": vendor_key, "open": call.state in words.OPEN})
     return shown
 

@@ -17,7 +17,7 @@ from airflow_runguard import codec
 from airflow_runguard.core import keys
 from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Call, CallState, Record, State, name_at
+from airflow_runguard.core.record import Call, CallState, Record, State
 from airflow_runguard.explain import OPEN, command, one_line, standing, when
 
 HAPPENED, DO_IT, LEAVE = "it happened", "it did not happen: do it", "leave it failed"
@@ -80,8 +80,7 @@ def question(ledger: Ledger, record: Record, now: datetime) -> Question:
     ]
     lines += ["|---|---|---|---|---|"]
     for call in calls[:SHOWN]:
-        identity = name_at(record.identity, events, call.first_intent_at)
-        key = keys.vendor_key(ledger.installation, identity, call.name, call.generation, call.attempt)
+        key = keys.sent_under(ledger.installation, record.identity, events, call)
         sent = when(call.intent_at, now)
         cells = (call.name, f"`{key}`", call.external_id, sent, _shown(call.intent))
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")

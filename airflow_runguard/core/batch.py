@@ -14,7 +14,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.items import Items, Selection
-from airflow_runguard.core.record import CallState, Claim, Grant, Identity
+from airflow_runguard.core.record import CallState, Claim, Grant
 from airflow_runguard.core.work import Ended, Waiting, Work
 from airflow_runguard.core.writer import Writer
 
@@ -152,10 +152,9 @@ class Holding:
         )
         return few([call.name for call in calls])
 
-    def vendor_key(self, name: str, attempt: int, identity: Identity | None = None) -> str:
-        """:param identity: the name that the record had when it was sent; left out: the one that it has."""
-        known, generation = identity or self.claim.identity, self.claim.generation
-        return keys.vendor_key(self.writer.ledger.installation, known, name, generation, attempt)
+    def vendor_key(self, name: str, attempt: int) -> str:
+        claim = self.claim
+        return keys.vendor_key(self.writer.ledger.installation, claim.identity, name, claim.generation, attempt)
 
     def lost(self) -> Halt:
         why = f"This process was told to stop, or is no longer the holder of {self.claim.identity}"

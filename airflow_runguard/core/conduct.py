@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import inspect
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -30,13 +30,11 @@ from airflow_runguard.core.record import (
     CallState,
     Completeness,
     Effect,
-    Event,
     Failure,
     FailureClass,
     Grant,
     Settlement,
     State,
-    name_at,
 )
 from airflow_runguard.core.spool import Chosen, Spool
 from airflow_runguard.core.work import Applied, Done, Doubt, Ended, InDoubt, Leave, Waiting, dumped
@@ -100,17 +98,14 @@ class _Conductor(Holding):
                 return
             after = page[-1].name
             now: datetime = self.ask(lambda grant: self.writer.ledger.check()["now"])
-            doubts = [Doubt(record, call, self._sent_under(call, renamed), call.intent, now) for call in page]
+            sent_under = partial(keys.sent_under, self.writer.ledger.installation, self.claim.identity, renamed)
+            doubts = [Doubt(record, call, sent_under(call), call.intent, now) for call in page]
             answers = self._answers(doubts)
             for call in page:  # looked for when it could still arrive: what is not there may come after the look
                 early = call.no_later_than is not None and call.no_later_than > now
                 if early and isinstance(answers.get(call.name), NotApplied):
                     del answers[call.name]
             self._book_answers(answers, now)
-
-    def _sent_under(self, call: Call, renamed: Sequence[Event]) -> str:
-        name = name_at(self.claim.identity, renamed, call.first_intent_at)
-        return self.vendor_key(call.name, call.attempt, name)
 
     def _doubtful(self, after: str, grant: Grant) -> list[Call]:
         chosen = Selection(CallState.IN_DOUBT)

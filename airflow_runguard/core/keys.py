@@ -19,7 +19,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -29,7 +29,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from airflow_runguard.core.errors import PlanningError
-from airflow_runguard.core.record import MAX_KEY_LENGTH, Identity, Payload
+from airflow_runguard.core.record import MAX_KEY_LENGTH, Call, Event, Identity, Payload
 
 CANONICAL_VERSION = 1
 """The version of :func:`canonical` that new records are booked with."""
@@ -242,6 +242,18 @@ def vendor_key(installation: bytes | str, identity: Identity, call: str, generat
     message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
     digest = hmac.digest(secret, message, "sha256")
     return f"rg1-{base64.urlsafe_b64encode(digest[:30]).decode()}"
+
+
+def sent_under(installation: bytes | str, identity: Identity, renamed: Sequence[Event], call: Call) -> str:
+    """The vendor key that a call was sent under: made from the name that its record had then.
+
+    :param identity: the record's name now. :param renamed: its events, or those of them that renamed it.
+    """
+    for event in renamed:
+        if event.kind == "renamed" and call.first_intent_at is not None and event.at > call.first_intent_at:
+            identity = Identity(identity.deployment, *event.detail["from"])
+            break
+    return vendor_key(installation, identity, call.name, call.generation, call.attempt)
 
 
 # --- the canonical form -----------------------------------------------------------------------------------------------

@@ -394,7 +394,7 @@ class Ledger(People, Waits):
         return self._told("events", record_id)
 
     def renamed(self, record_id: int) -> Sequence[Event]:
-        """What :func:`~airflow_runguard.core.record.name_at` needs."""
+        """What :func:`~airflow_runguard.core.keys.sent_under` needs."""
         return self._told("renamed", record_id)
 
     def _told(self, statement: str, record_id: int) -> Sequence[Event]:

@@ -19,7 +19,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import CallState, Record, Result, State, name_at
+from airflow_runguard.core.record import CallState, Record, Result, State
 from airflow_runguard.core.rows import DEFAULT_PAUSE
 from airflow_runguard.core.work import (
     BODY,
@@ -68,13 +68,7 @@ def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
         Doubt(
             record=record,
             call=call,
-            vendor_key=keys.vendor_key(
-                ledger.installation,
-                name_at(record.identity, renamed, call.first_intent_at),
-                call.name,
-                call.generation,
-                call.attempt,
-            ),
+            vendor_key=keys.sent_under(ledger.installation, record.identity, renamed, call),
             intent=record.payload.readable if call.name == BODY else call.intent,
             now=now,
         )

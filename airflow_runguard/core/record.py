@@ -6,7 +6,7 @@ Everything here is frozen and does no I/O. The SQL has the same words in its col
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
@@ -483,15 +483,6 @@ class Event:
     actor: str
     reason: str
     detail: Mapping[str, Any]
-
-
-def name_at(identity: Identity, events: Sequence[Event], moment: datetime | None) -> Identity:
-    """The name that the record had then: vendor keys were made from that one, whatever it is called now."""
-    for event in events:
-        if event.kind == "renamed" and moment is not None and event.at > moment:
-            namespace, key = event.detail["from"]
-            return Identity(identity.deployment, namespace, key)
-    return identity
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from airflow_runguard import commands
 from airflow_runguard import explain as words
 from airflow_runguard.core import keys
 from airflow_runguard.core.board import Board
-from airflow_runguard.core.record import Call, Event, Record, State, name_at
+from airflow_runguard.core.record import Call, Event, Record, State
 from airflow_runguard.core.rows import call_of, object_of
 from airflow_runguard.masking import Hide
 
@@ -99,7 +99,6 @@ def ledger_event(row: Mapping[str, Any]) -> Data:
 def call(board: Board, record: Record, row: Mapping[str, Any], renamed: Sequence[Event], hide: Hide | None) -> Data:
     """A call, with the key that it was sent under, made from the name that the record had then."""
     one = call_of(row)
-    name = name_at(record.identity, renamed, one.intent_at)
     shown = {
         "name": one.name,
         "state": one.state,
@@ -119,7 +118,7 @@ def call(board: Board, record: Record, row: Mapping[str, Any], renamed: Sequence
         "result_missing": one.result_missing,
         "vendor_key": None  # who only observes hands none over
         if record.holder.observes
-        else keys.vendor_key(board.installation, name, one.name, one.generation, one.attempt),
+        else keys.sent_under(board.installation, record.identity, renamed, one),
     }
     if hide is not None:
         shown["intent"] = hide(dict(one.intent))
