@@ -121,7 +121,8 @@ class Watcher:
     def __init__(self, deployment: str) -> None:
         self.deployment = deployment
         self.name = f"{socket.gethostname()}:{os.getpid()}:{deployment}"
-        self._waits: dict[asyncio.Future[None], tuple[int | Place, datetime | None]] = {}
+        self._waits: dict[int | Place, dict[asyncio.Future[None], datetime | None]] = {}
+        """Who waits for what, and until when at the latest as far as was known."""
         self._task: asyncio.Task[None] | None = None
         self._ledger: Ledger | None = None
         self._said_at = self._seen_at = datetime.now(UTC)
@@ -133,13 +134,15 @@ class Watcher:
     async def wait(self, what: int | Place, until: datetime | None) -> None:
         """:param what: a record's id, or a place in a series that may not begin yet."""
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waits[woken] = (what, until)
+        self._waits.setdefault(what, {})[woken] = until
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._watch(), name="runguard-watcher")
         try:
             await woken
         finally:
-            self._waits.pop(woken, None)
+            del self._waits[what][woken]
+            if not self._waits[what]:
+                del self._waits[what]
 
     async def _watch(self) -> None:
         self._seen_at = datetime.now(UTC)
@@ -149,27 +152,35 @@ class Watcher:
             try:
                 while self._waits:
                     began = time.perf_counter()
-                    waits = list(self._waits.items())
-                    whats = {what for _, (what, _) in waits}
-                    asked = loop.run_in_executor(thread, self._look, whats, len(waits))
+                    asked = loop.run_in_executor(
+                        thread, self._look, list(self._waits), sum(map(len, self._waits.values()))
+                    )
                     took = time.perf_counter() - began
                     due = await asked
                     began = time.perf_counter()
-                    for woken, (what, until) in waits:
-                        if (what in due or self._is_blind_to(until)) and not woken.done():
+                    for woken in self._woken_by(due):
+                        if not woken.done():
                             woken.set_result(None)
                     self.longest_on_loop = max(self.longest_on_loop, took + time.perf_counter() - began)
                     await loop.run_in_executor(thread, self._rest)
             finally:
                 await loop.run_in_executor(thread, self._leave)
 
-    def _is_blind_to(self, until: datetime | None) -> bool:
-        now = datetime.now(UTC)
-        return now - self._seen_at > BLIND and until is not None and now - until > BLIND
+    def _woken_by(self, due: set[int | Place]) -> list[asyncio.Future[None]]:
+        """Work for those that are due, not for all that wait: the triggerer's loop has others to serve."""
+        latest = datetime.now(UTC) - BLIND
+        if self._seen_at >= latest:
+            return [woken for what in due for woken in self._waits.get(what, ())]
+        return [
+            woken
+            for waits in self._waits.values()
+            for woken, until in waits.items()
+            if until is not None and until < latest
+        ]
 
     # -- on the thread ------------------------------------------------------------------------------------------------
 
-    def _look(self, asked: set[int | Place], waits: int) -> set[int | Place]:
+    def _look(self, asked: list[int | Place], waits: int) -> set[int | Place]:
         ids = [what for what in asked if isinstance(what, int)]
         places = [what for what in asked if isinstance(what, Place)]
         try:
