@@ -1,7 +1,7 @@
 """What a task process pays in memory: its resident size after a guarded run, over one that only has plain Airflow.
 
-Run as `python -m benchmarks.memory plain|guarded`; prints MiB. Both load what every task process has anyway: it is forked,
-without an exec, from its supervisor (``airflow/sdk/execution_time/supervisor.py`` of Airflow 3.3.2, on Linux).
+Run as `python -m benchmarks.memory plain|guarded`; prints MiB. Both load what every task process has anyway: it is
+forked, without an exec, from its supervisor (``airflow/sdk/execution_time/supervisor.py`` of Airflow 3.3.2, on Linux).
 """
 
 from __future__ import annotations

@@ -7,38 +7,26 @@ idempotency key that stays the same over all of them. Reads ``RUNGUARD_VENDOR_UR
 
 import os
 
-import pendulum
 import requests
 from airflow.sdk import dag
 
 from airflow_runguard import GuardContext, guarded_task
 
 
-def create_charge(customer: str, amount: int, idempotency_key: str) -> dict:
-    answer = requests.post(
-        f"{os.environ['RUNGUARD_VENDOR_URL']}/charges",
-        json={"customer": customer, "amount": amount, "currency": "eur"},
-        headers={"Idempotency-Key": idempotency_key},
-        timeout=30,
-    )
+def create_charge(idempotency_key: str, **charge) -> dict:
+    url, headers = f"{os.environ['RUNGUARD_VENDOR_URL']}/charges", {"Idempotency-Key": idempotency_key}
+    answer = requests.post(url, json=charge, headers=headers, timeout=30)
     answer.raise_for_status()
     return answer.json()
 
 
-@dag(schedule=None, start_date=pendulum.datetime(2026, 1, 1, tz="UTC"), catchup=False)
+@dag(schedule=None)
 def billing_guarded():
     @guarded_task(key="invoice/{{ args.invoice.id }}", namespace="billing", retries=2)
     def charge(guard: GuardContext, invoice: dict) -> str:
-        created = guard.call(
-            "charge",
-            create_charge,
-            vendor_key_as="idempotency_key",
-            customer=invoice["customer"],
-            amount=invoice["cents"],
-        )
-        return created["id"]
+        return guard.call("charge", create_charge, vendor_key_as="idempotency_key", **invoice)["id"]
 
-    charge({"id": "2026-10/cust-7", "customer": "cust-7", "cents": 4900})
+    charge({"id": "2026-10/cust-7", "customer": "cust-7", "amount": 4900, "currency": "eur"})
 
 
 billing_guarded()
