@@ -5,15 +5,19 @@ They fail closed: what cannot be asked for, several finds, and answers that were
 an error is raised, to be classified like any other. "Not found" is said only where the vendor would show what happened;
 the ledger takes it as proof only if it was asked for after the call can no longer arrive (``max_call_time``).
 
-Templates are filled with ``{key}``, ``{namespace}``, ``{vendor_key}``, ``{external_id}``, ``{intent[name]}`` (the
-call's arguments; of a body, the order's fields) and ``{payload[name]}``. One that names what the call does not have,
-or what is masked or cut in the ledger (``***``, a text over 200 characters), asks nothing: that nothing is found under
-it would prove nothing. Of a reopened record, or after an attempt that the vendor refused, one without ``{vendor_key}``
-(for a reopened one ``{external_id}`` does as well) asks nothing either: the earlier effect would be found.
+Templates are filled with ``{key}``, ``{namespace}``, ``{call}`` (the name of the call, or of the batch's item),
+``{vendor_key}``, ``{external_id}``, ``{intent[name]}`` (the call's arguments; of a body, the order's fields) and
+``{payload[name]}``. One that names what the call does not have, or what is masked or cut in the ledger (``***``, a text
+over 200 characters), asks nothing: that nothing is found under it would prove nothing. Nor does one that would find
+something else: what an earlier order or attempt did (after ``reopen`` only ``{vendor_key}`` and ``{external_id}`` tell,
+after an attempt that the vendor refused only ``{vendor_key}``), or, of a batch's item and of one call among several,
+what the others did (``{key}``, ``{namespace}`` and ``{payload[name]}`` are the same for all of them).
 """
 
 from __future__ import annotations
 
+import re
+import stat
 import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -76,6 +80,7 @@ def _filled(template: str, doubt: Doubt, quoted: Callable[[str], str] = str) -> 
         template,
         key=doubt.record.identity.key,
         namespace=doubt.record.identity.namespace,
+        call=doubt.call.name,
         vendor_key=doubt.vendor_key,
         external_id=doubt.external_id,
         intent=_as_sent(doubt.intent),
@@ -85,7 +90,8 @@ def _filled(template: str, doubt: Doubt, quoted: Callable[[str], str] = str) -> 
 
 def _not_found(doubt: Doubt, what: str, grace: float) -> Said:
     """Nothing is there. :param grace: seconds by which the vendor may show late what happened."""
-    last = doubt.record.no_later_than or doubt.call.intent_at or doubt.now
+    arrives = [at for at in (doubt.record.no_later_than, doubt.call.no_later_than) if at is not None]
+    last = max(arrives) if arrives else doubt.call.intent_at or doubt.now
     left = (last + timedelta(seconds=grace) - doubt.now).total_seconds() if grace else 0.0
     if left > 0:
         return StillUnknown(f"{what}, but it may show late", seconds=left)
@@ -93,15 +99,22 @@ def _not_found(doubt: Doubt, what: str, grace: float) -> Said:
 
 
 def _tell_apart(doubt: Doubt, templates: Sequence[str]) -> None:
-    """:raises _NotThere: the order before it was reopened, or an attempt that was refused, may answer as well."""
+    """:raises _NotThere: another call may answer as well: of this record, of the order before it was reopened, or an
+    attempt that was refused."""
     call = doubt.call
-    if call.generation == call.attempt == 1:
-        return
     named = {
-        part[1].partition(".")[0] for template in templates for part in string.Formatter().parse(template) if part[1]
+        re.split(r"[.\[]", part[1])[0]
+        for template in templates
+        for part in string.Formatter().parse(template)
+        if part[1]
     }
+    if not doubt.alone and named.isdisjoint(("vendor_key", "external_id", "call", "intent")):
+        raise _NotThere(
+            f"it is one call of several, and only {{vendor_key}} or {{call}} (here {call.name!r}) tells which"
+        )
     # What guard.remember kept goes with the call over its attempts.
-    if "vendor_key" not in named and (call.attempt > 1 or "external_id" not in named):
+    told = call.attempt == 1 and "external_id" in named
+    if (call.generation > 1 or call.attempt > 1) and not told and "vendor_key" not in named:
         which = f"attempt {call.attempt}" if call.attempt > 1 else f"generation {call.generation}"
         raise _NotThere(f"it is {which} of this call, which only {{vendor_key}} tells from the earlier one")
 
@@ -312,7 +325,7 @@ class SqlLookup(_Lookup):
 class FileLookup(_Lookup):
     """Whether a file is there: in an object store, or wherever ``ObjectStoragePath`` reaches.
 
-    :param path: template: ``s3://bucket/orders/{key}.xml``.
+    :param path: template: ``s3://bucket/orders/{key}/{call}.xml``.
     :param conn_id: its Connection, where it needs one.
     :param size: ``doubt -> bytes`` that the whole file has; say it where a half-written file can be seen under its name
         (local disks do, object stores do not). Another size is still unknown.
@@ -329,8 +342,10 @@ class FileLookup(_Lookup):
     def look(self, doubt: Doubt) -> Said:
         from airflow.sdk import ObjectStoragePath
 
-        name = _filled(self.path, doubt)
+        name = _path(self.path, doubt)
         path = ObjectStoragePath(name, conn_id=self.conn_id)
+        if path.is_dir():
+            return StillUnknown(f"{name} is a folder")
         if not path.exists():
             return _not_found(doubt, f"there is no {name}", 0.0)
         return _whole(doubt, name, path.stat().st_size, self.size)
@@ -356,13 +371,23 @@ class SftpLookup(_Lookup):
     def look(self, doubt: Doubt) -> Said:
         from airflow.providers.sftp.hooks.sftp import SFTPHook
 
-        name = _filled(self.path, doubt)
+        name = _path(self.path, doubt)
         with SFTPHook(ssh_conn_id=self.conn_id).get_managed_conn() as sftp:
             try:
                 found = sftp.stat(name)
             except FileNotFoundError:
                 return _not_found(doubt, f"there is no {name}", 0.0)
+        if stat.S_ISDIR(found.st_mode or 0):
+            return StillUnknown(f"{name} is a folder")
         return _whole(doubt, name, found.st_size, self.size)
+
+
+def _path(template: str, doubt: Doubt) -> str:
+    """:raises _NotThere: what is filled in leads out of the folder."""
+    name = _filled(template, doubt)
+    if ".." in name.split("/") and ".." not in template.split("/"):
+        raise _NotThere(f"{name} leads out of its folder")
+    return name
 
 
 def _whole(doubt: Doubt, name: str, size: int | None, wanted: Callable[[Doubt], int] | None) -> Said:

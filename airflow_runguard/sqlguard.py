@@ -120,6 +120,10 @@ class _Line(NamedTuple):
     result: str | None
     nonce: str
 
+    def is_free_for(self, fence: int) -> bool:
+        """What the statement ``RESERVE`` says."""
+        return (self.state == "open" and self.fence <= fence) or (self.state == "void" and self.fence < fence)
+
 
 @dataclass
 class SqlTransaction:
@@ -169,7 +173,7 @@ class SqlTransaction:
             end = "" if fenced else self._end_of(connection, error, nonce)
             self._drop(connection)
             if end == "torn":
-                self._note_torn(marker, nonce)
+                self._note_torn(marker.key, nonce)
                 ended = TransactionEnded(f"The function given to guard.sql ended its transaction in {self.conn_id!r}.")
                 self._known = self._unknown(error, str(ended))
                 raise ended from error
@@ -196,19 +200,25 @@ class SqlTransaction:
 
     def void(self, key: str, fence: int) -> tuple[str, str | None]:
         """See to it that no attempt up to this fence can commit any more. Answers ``done`` and the stored result where
-        one has; ``void``; ``torn`` (nobody can say); ``newer`` (an attempt with a higher fence is at work)."""
+        one has; ``void``; ``torn`` (nobody can say); ``under_way`` (its transaction is not over: its proof can commit
+        no more, but a part of its work without it could); ``newer`` (an attempt with a higher fence is at work)."""
+        found = self._voided(key, fence)
+        if found.state != "void":
+            return ("newer" if found.state == "open" else found.state), found.result
+        end = self._first_line(found.nonce) if found.nonce else "undone"
+        if end == "torn":
+            self._note_torn(key, found.nonce)
+        return {"undone": "void", "torn": "torn"}.get(end, "under_way"), None
+
+    def _voided(self, key: str, fence: int) -> _Line:
         for last in (False, True):
             with self._own() as cursor:
                 self._run(cursor, VOID, (fence, key, fence))  # first: a read would fix what MySQL's transaction sees
-                found = self._found(cursor, key)
-                if found is not None and found.state == "void" and self._found(cursor, found.nonce):
-                    self._run(cursor, TORN, (key, found.nonce))
-                    return "torn", None
-                if found is not None:
-                    return ("newer" if found.state == "open" and found.fence > fence else found.state), found.result
+                if found := self._found(cursor, key):
+                    return found
                 try:
                     self._run(cursor, INSERT, (key, fence, "", "void"))
-                    return "void", None
+                    return _Line("void", fence, None, "")
                 except Exception:
                     if last:
                         raise
@@ -218,21 +228,33 @@ class SqlTransaction:
 
     def _reserve(self, marker: Marker, nonce: str) -> tuple[str, str | None]:
         try:
-            return self._reserved(marker, nonce)
+            state, stored = self._reserved(marker, nonce)
         except Exception:
             if not self._made_table():
                 raise
-            return self._reserved(marker, nonce)
+            state, stored = self._reserved(marker, nonce)
+        if state == "earlier":
+            earlier = str(stored)
+            end = self._first_line(earlier)
+            if end == "undone":
+                return self._reserved(marker, nonce, over=earlier)
+            if end == "torn":
+                self._note_torn(marker.key, earlier)
+            return {"torn": "torn"}.get(end, "under_way"), None
+        return state, stored
 
-    def _reserved(self, marker: Marker, nonce: str) -> tuple[str, str | None]:
+    def _reserved(self, marker: Marker, nonce: str, over: str = "") -> tuple[str, str | None]:
+        """``open``; or ``earlier`` and the nonce of an attempt that is to be over first; or as :meth:`void`.
+
+        :param over: the nonce of an attempt whose transaction is over.
+        """
         for last in (False, True):
             with self._own() as cursor:
                 # First a write, for the lock: a read would fix what MySQL's transaction sees.
                 self._run(cursor, LOCK, (marker.key,))
                 found = self._found(cursor, marker.key)
-                if found is not None and found.state in ("open", "void") and self._found(cursor, found.nonce):
-                    self._run(cursor, TORN, (marker.key, found.nonce))  # an attempt ended its transaction itself
-                    return "torn", None
+                if found is not None and found.is_free_for(marker.fence) and found.nonce not in ("", over):
+                    return "earlier", found.nonce
                 self._run(cursor, RESERVE, (marker.fence, nonce, marker.key, marker.fence, marker.fence))
                 if cursor.rowcount == 1:
                     return "open", None
@@ -291,16 +313,15 @@ class SqlTransaction:
         return "undone"
 
     def _first_line(self, nonce: str) -> str:
-        """Whether a transaction that nobody holds any more left its first line, as :meth:`_end_of` answers. Who can
-        write that line anew has waited for the end of a transaction that may still commit it."""
-        try:
-            with self._own() as cursor:
-                self._run(cursor, INSERT, (nonce, 0, nonce, "void"))
-                self._run(cursor, DELETE, (nonce,))
+        """What became of the transaction of an attempt, as :meth:`_end_of` answers. Who can write its first line in its
+        stead has waited for the end of a transaction that may still commit it, and it stays: an attempt that sleeps
+        before its first line runs nothing when it wakes up."""
+        with contextlib.suppress(Exception), self._own() as cursor:
+            self._run(cursor, INSERT, (nonce, 0, nonce, "void"))
             return "undone"
-        except Exception:
-            with contextlib.suppress(Exception), self._own() as cursor:
-                return "torn" if self._found(cursor, nonce) else "unknown"
+        with contextlib.suppress(Exception), self._own() as cursor:
+            if found := self._found(cursor, nonce):
+                return "torn" if found.state == "torn" else "undone"
         return "unknown"
 
     def _alive(self, connection: Any) -> bool:
@@ -311,10 +332,10 @@ class SqlTransaction:
             return False
         return True
 
-    def _note_torn(self, marker: Marker, nonce: str) -> None:
+    def _note_torn(self, key: str, nonce: str) -> None:
         """So that a later attempt does not take the missing proof for a proof."""
         with contextlib.suppress(Exception), self._own() as cursor:
-            self._run(cursor, TORN, (marker.key, nonce))
+            self._run(cursor, TORN, (key, nonce))
 
     def _void_quietly(self, marker: Marker) -> tuple[str, str | None]:
         try:
@@ -337,6 +358,11 @@ class SqlTransaction:
         if state == "torn":
             error: Exception = TransactionEnded(f"An earlier attempt in {self.conn_id!r} ended its transaction itself.")
             self._known = self._unknown(error, "its marker says so")
+        elif state == "under_way":
+            error = Superseded(
+                f"{self.conn_id}: the transaction of an earlier attempt is not over yet; nothing was begun"
+            )
+            self._known = self._proven(error, "nothing was begun before the end of an earlier attempt's transaction")
         else:
             error = Superseded(f"{self.conn_id}: the marker {marker.key} is another attempt's")
             self._known = self._proven(error, "the marker is another attempt's, so nothing was begun")
@@ -449,6 +475,8 @@ def look(
             return Applied(NOT_STORED if stored is None else codec.load(base64.b64decode(stored)))
         case "void":
             return Fenced(f"its transaction in {conn_id!r} did not commit and never will")
+        case "under_way":
+            return StillUnknown(f"its transaction in {conn_id!r} is not over yet", seconds=LOCK_WAIT)
         case "newer":
             return StillUnknown(f"a later attempt is at work in {conn_id!r}")
     return StillUnknown(f"the function ended its transaction in {conn_id!r} itself: look at what it did")

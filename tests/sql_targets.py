@@ -204,6 +204,10 @@ def _book(line: Connection, target: Target, ledger_url: str, key: str, stop_at: 
         number = target.book(connection, customer)
         if stop_at == "after a commit of its own":
             connection.cursor().execute("commit")
+        if stop_at == "at a statement that commits by itself":
+            line.send("here")
+            insert = f"insert into orders values ({number + 1}, '{customer}')"
+            connection.cursor().execute(f"{insert}; select pg_advisory_xact_lock(1); commit")  # held by the test
         reaches(stop_at if stop_at == "after a commit of its own" else "in the transaction")
         return number
 

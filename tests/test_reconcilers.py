@@ -287,6 +287,49 @@ def test_p03_what_was_done_for_an_earlier_order_under_the_key_is_no_find(
     assert isinstance(by_external_id(stale), StillUnknown)
 
 
+def test_p03_what_another_call_of_the_same_order_did_is_no_find(
+    ledger: Ledger, sql: psycopg.Connection[Any], answers: dict[str, Any], tmp_path: Path
+) -> None:
+    """By the order's key or payload the first call is found where the second was asked about; and of a batch's items
+    nothing is found, where one was done."""
+    answers["/orders/two"] = (200, {"id": "of the first"}, {})
+    held = enter(ledger, engine.order("two", payload={"id": "o-7"}, calls="explicit", on_doubt="reconcile"))
+    for name, failure in (("order", None), ("mail", UNKNOWN)):
+        held.write(intents=[(name, json.dumps({"to": "ann"}))])
+        held.write(outcomes=[said(name, failure)])
+    held.settle(State.IN_DOUBT, UNKNOWN)
+    long_ago(sql, held.id)
+    record = ledger.get(held.order.identity)
+    assert record is not None
+    (mail,) = doubts(ledger, record)
+    assert (mail.call.name, mail.alone) == ("mail", False)
+    for template in ("{key}", "{namespace}", "{payload[id]}"):
+        assert isinstance(
+            HttpLookup("vendor", f"orders/{template}", found=lambda body, _: body["id"])(mail), StillUnknown
+        )
+    assert answers[""] == []
+    for template in ("{vendor_key}", "{call}", "{intent[to]}"):
+        assert isinstance(HttpLookup("vendor", f"orders/two/{template}")(mail), NotApplied)
+    assert ("/orders/two/mail", {}) in answers[""]
+    (tmp_path / "mail").mkdir()
+    assert isinstance(FileLookup(f"file://{tmp_path}/{{call}}")(mail), StillUnknown), "a folder"
+    outside = replace(mail, call=replace(mail.call, name="../mail"))
+    assert isinstance(FileLookup(f"file://{tmp_path}/x/{{call}}")(outside), StillUnknown)
+
+
+def test_p03_not_found_counts_from_when_the_call_could_last_arrive(doubt: Doubt, answers: dict[str, Any]) -> None:
+    """Of a batch's item only its own line knows it, once the batch waits for something else."""
+    look_up = HttpLookup("vendor", "charges?key={vendor_key}", found=lambda body, _: body["data"], grace=60)
+    answers["/charges"] = (200, {"data": None}, {})
+    last = doubt.now + timedelta(seconds=600)
+    waits = replace(
+        doubt, record=replace(doubt.record, no_later_than=None), call=replace(doubt.call, no_later_than=last)
+    )
+    answer = look_up(waits)
+    assert isinstance(answer, StillUnknown)
+    assert answer.seconds == 660
+
+
 # -- Stripe ------------------------------------------------------------------------------------------------------------
 
 

@@ -99,7 +99,7 @@ class _Conductor(Holding):
             after = page[-1].name
             now: datetime = self.ask(lambda grant: self.writer.ledger.check()["now"])
             sent_under = partial(keys.sent_under, self.writer.ledger.installation, self.claim.identity, renamed)
-            doubts = [Doubt(record, call, sent_under(call), call.intent, now) for call in page]
+            doubts = [Doubt(record, call, sent_under(call), call.intent, now, alone=False) for call in page]
             answers = self._answers(doubts)
             for call in page:  # looked for when it could still arrive: what is not there may come after the look
                 early = call.no_later_than is not None and call.no_later_than > now

@@ -64,6 +64,7 @@ def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
     """What is doubtful about a record, each with what a look-up needs. ``now`` is read before anybody is asked."""
     now: datetime = ledger.check()["now"]
     renamed = ledger.renamed(record.id)
+    calls = [call for call in ledger.calls(record.id) if call.generation == record.generation]
     return [
         Doubt(
             record=record,
@@ -71,9 +72,10 @@ def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
             vendor_key=keys.sent_under(ledger.installation, record.identity, renamed, call),
             intent=record.payload.readable if call.name == BODY else call.intent,
             now=now,
+            alone=len(calls) == 1 and record.calls != "batch",
         )
-        for call in ledger.calls(record.id)
-        if call.generation == record.generation and call.state in DOUBTFUL
+        for call in calls
+        if call.state in DOUBTFUL
     ]
 
 

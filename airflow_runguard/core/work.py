@@ -69,6 +69,7 @@ class Doubt:
     :param vendor_key: the idempotency key that the call carried.
     :param intent: the call's readable arguments (for a whole body: the order's readable fields).
     :param now: the ledger's time when the asking began; count from it, never by this machine's clock.
+    :param alone: it is the only call of its order so far, so that what is found under the order's key is this call's.
     """
 
     record: Record
@@ -76,6 +77,7 @@ class Doubt:
     vendor_key: str
     intent: Any
     now: datetime
+    alone: bool
 
     @property
     def external_id(self) -> str:

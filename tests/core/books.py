@@ -136,6 +136,7 @@ def long_ago(sql: psycopg.Connection[Any], record_id: int) -> None:
     with sql.transaction():
         sql.execute("select runguard.open_for_writing()")
         sql.execute("update runguard.record set no_later_than = clock_timestamp() where id = %s", [record_id])
+        sql.execute("update runguard.call set no_later_than = clock_timestamp() where record_id = %s", [record_id])
 
 
 def line(sql: psycopg.Connection[Any], record_id: int) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from airflow_runguard.core.record import Holder, Result, State, Verdict
 from airflow_runguard.core.series import Place
 from airflow_runguard.core.writer import Writer
 from tests.core import batches, books, engine
+from tests.core.accidents import until
 from tests.core.books import enter, state_of
 
 Sql = psycopg.Connection[Any]
@@ -453,3 +454,31 @@ def test_p14_a_form_of_before_the_lost_time_is_no_word_about_it(ledger: Ledger, 
     said = human.apply(ledger, record, human.Answer("did_not_happen", "person:ann", "seen"), form)
     assert said == (human.ANEW if asked == "before the doubt" else "the ledger lost time after the form was made")
     assert ledger.claim(order, engine.holder()).verdict is Verdict.IN_DOUBT
+
+
+def test_p03_an_item_whose_call_outlasts_its_time_may_arrive_as_long_as_its_holder_lived(
+    ledger: Ledger, ledger_url: str
+) -> None:
+    """The client repeats by itself, so that its last request leaves late; the holder lives and renews all the time.
+    What is looked for before that one can have arrived, and not found, proves nothing."""
+    what = batches.order(on_doubt="reconcile", max_call_time=1.0, lease=0.6)
+
+    def renewed() -> bool:
+        with closing(engine.open_ledger(ledger_url)) as watching:
+            line, now = batches.record(watching, what), watching.check()["now"]
+            return batches.items(watching, what)["a"].no_later_than < now < line.no_later_than
+
+    def outlasting() -> Any:
+        until(renewed)
+        raise TimeoutError("read timed out")
+
+    pay = batches.Counting(a=outlasting)
+    looked = {"reconcile": lambda doubt: NotApplied("the vendor has none")}
+    assert isinstance(batches.run(ledger, batches.invoices("a"), pay, what=what, work=looked), guard.InDoubt)
+    left = batches.items(ledger, what)["a"].no_later_than
+    assert isinstance(batches.run(ledger, batches.invoices("a"), pay, what=what, work=looked), guard.InDoubt)
+    assert pay.calls == ["a"]
+    until(lambda: ledger.check()["now"] > left)
+    again = batches.Counting()
+    assert isinstance(batches.run(ledger, batches.invoices("a"), again, what=what, work=looked), guard.Done)
+    assert again.calls == ["a"]

@@ -180,6 +180,8 @@ begin
             update runguard.call k set state = v_state, outcome_at = v_now, failure_class = p_o_class[i],
                    effect = case when v_state = 'in_doubt' then 'unknown' else p_o_effect[i] end,
                    first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
+                   no_later_than = case when v_state = 'in_doubt'      -- while its holder lived it could be sent
+                                        then greatest(k.no_later_than, r.no_later_than) else k.no_later_than end,
                    same_again = (v_state = 'in_doubt' and k.state = 'started' and k.first_unknown_at is not null
                                  and k.error = p_o_error[i]) or (k.state = 'in_doubt' and k.same_again),
                    final = coalesce(p_o_final[i], false) and v_state = 'failed', claims = 0,
