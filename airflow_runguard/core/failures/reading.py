@@ -53,6 +53,8 @@ def _by_class(cls: Any, wanted: frozenset[str]) -> frozenset[str]:
 def item(mapping: object, key: str) -> Any:
     if mapping is None:
         return None
+    if type(mapping) is dict:
+        return mapping.get(key)
     try:
         return mapping[key]  # type: ignore[index]
     except Exception:
