@@ -268,8 +268,11 @@ class _Case:
 
     def _wait(self, voice: Sighting) -> float | None:
         """The vendor's wait: from the voice itself, else from an error around it that carries the same answer."""
-        same = (other for other in self.sightings if other.status == voice.status and other is not voice)
-        return next((wait for s in (voice, *same) if (wait := self._waits(s)) is not None), None)
+        wait = self._waits(voice)
+        for other in self.sightings if wait is None else ():
+            if wait is None and other.status == voice.status and other is not voice:
+                wait = self._waits(other)
+        return wait
 
 
 _PLACE = {
@@ -357,5 +360,7 @@ def _worst(judged: list[Failure], found: Found, writes: bool) -> Failure:
 
 
 def _line(said: str, doubts: Iterable[str]) -> str:
-    line = " ".join("; but ".join((said, *doubts)).split())
+    line = "; but ".join((said, *doubts))
+    if not line.isprintable():
+        line = " ".join(line.split())
     return line if len(line) <= _MAX_EVIDENCE else line[: _MAX_EVIDENCE - 1] + "…"
