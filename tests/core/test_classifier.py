@@ -1,6 +1,7 @@
 """What the classifier says of errors that real client libraries raise against a real server."""
 
 import asyncio
+import itertools
 import socket
 import ssl
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -22,9 +24,11 @@ import googleapiclient.http
 import httplib2
 import httpx
 import openai
+import opensearchpy
 import pytest
 import requests
 import slack_sdk.http_retry
+import snowflake.connector.time_util
 import stripe
 import tenacity
 import urllib3
@@ -36,6 +40,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from requests.adapters import HTTPAdapter
+from snowflake.connector.errors import Error as SnowflakeError
+from snowflake.connector.network import SnowflakeRestful
 
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.record import Effect, Failure, FailureClass
@@ -519,6 +525,53 @@ def test_p03_a_client_that_may_have_repeated_the_request_is_told_to_stop_it(
     failure = failure_of(call, vendor.url, 1)
     assert (failure.failure_class, failure.effect, failure.pausable) == (QUOTA, UNKNOWN, False), failure
     assert "does not say whether it did: set " in failure.evidence
+
+
+def with_opensearch(url: str, retries: int) -> None:
+    with closing(opensearchpy.OpenSearch(url, max_retries=retries)) as client:
+        client.index(index="i", body={})
+
+
+def test_p03_opensearchs_client_tells_which_attempt_it_was(vendor: Vendor, vendor_control: VendorControl) -> None:
+    """It repeats after 502, 503 and 504 only, so that a 429 may well be its first attempt."""
+    vendor_control.script("status", status=429)
+    assert failure_of(with_opensearch, vendor.url, 3).pausable
+    vendor_control.script("status", status=503, charged=True)
+    vendor_control.script("status", status=429)
+    failure = failure_of(with_opensearch, vendor.url, 3)
+    assert vendor_control.charges() == 1
+    assert (failure.failure_class, failure.effect, failure.pausable) == (QUOTA, UNKNOWN, False), failure
+    assert "opensearchpy made 1 hidden retry" in failure.evidence
+
+
+def test_p03_snowflakes_driver_repeats_by_itself_and_is_seen_through(
+    vendor: Vendor, vendor_control: VendorControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own requests, with a connection that never logged in. It has no switch for its retries, only a timeout."""
+
+    def statement(attempts: int) -> None:
+        made = len(vendor_control.requests())
+        late = lambda: 0 if len(vendor_control.requests()) < made + attempts else 5_000  # noqa: E731
+        monkeypatch.setattr(snowflake.connector.time_util, "get_time_millis", late)
+        driver: Any = SnowflakeRestful()
+        driver._connection = SimpleNamespace(
+            network_timeout=1,
+            socket_timeout=PATIENCE,
+            _backoff_generator=itertools.repeat(0),
+            _enable_retry_reason_in_query_response=False,
+            messages=[],
+            errorhandler=SnowflakeError.default_errorhandler,
+        )
+        driver.fetch("POST", vendor.url + "/queries/v1/query-request", {})
+
+    vendor_control.script("status", status=429)
+    assert failure_of(statement, 1).pausable
+    vendor_control.script("status", status=503, charged=True)
+    vendor_control.script("status", status=429)
+    failure = failure_of(statement, 2)
+    assert vendor_control.charges() == 1
+    assert (failure.failure_class, failure.effect, failure.pausable) == (QUOTA, UNKNOWN, False), failure
+    assert "snowflake made 1 hidden retry" in failure.evidence
 
 
 # --- redirects -----------------------------------------------------------------------------------------------------

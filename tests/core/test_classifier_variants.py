@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import opensearchpy
 import pytest
+from snowflake.connector import errors as snowflake_errors
 
 from airflow_runguard.core.failures import classify
 from airflow_runguard.core.record import Effect, FailureClass
@@ -26,16 +28,11 @@ def of(path: str, *args: Any, base: type[Exception] = Exception, **attributes: A
     return error
 
 
-class OpenSearch(Exception):
-    """As opensearch-py keeps it: nothing but arguments."""
-
-    __module__ = "opensearchpy.exceptions"
-    status_code = property(lambda self: self.args[0])
-    error = property(lambda self: self.args[1])
-    info = property(lambda self: self.args[2])
+def snowflake(number: int, message: str = "refused", kind: Any = snowflake_errors.OperationalError) -> Exception:
+    error: Exception = kind(msg=message, errno=number, send_telemetry=False)
+    return error
 
 
-SF_ERROR = type("Error", (Exception,), {"__module__": "snowflake.connector.errors"})
 BUSY = {"error": {"type": "opensearch_rejected_execution_exception", "reason": "full"}, "status": 429}
 SPENT = "250003: Failed to execute request: HTTPSConnectionPool(host='x', port=443): Read timed out."
 DB_TOO_MANY = "databricks.sdk.errors.platform.TooManyRequests"
@@ -97,37 +94,34 @@ VARIANTS: list[tuple[str, BaseException, Means]] = [
         wait(9),
     ),
     ("graph, full", of("kiota_abstractions.api_error.APIError", response_status_code=507), MONEY),
-    (
-        "snowflake, request failed",
-        of("snowflake.connector.errors.OperationalError", SPENT, base=SF_ERROR, errno=250003),
-        DOUBT,
-    ),
-    ("snowflake, no login", of("snowflake.connector.errors.DatabaseError", base=SF_ERROR, errno=250001), AGAIN),
-    ("snowflake, unavailable", of("snowflake.connector.errors.OperationalError", base=SF_ERROR, errno=390503), DOUBT),
-    ("snowflake, http 429", of("snowflake.connector.errors.HttpError", base=SF_ERROR, errno=290429), PAUSE),
-    ("snowflake, http 500", of("snowflake.connector.errors.HttpError", base=SF_ERROR, errno=290500), DOUBT),
+    ("snowflake, request failed", snowflake(250003, SPENT), DOUBT),
+    ("snowflake, no login", snowflake(250001, kind=snowflake_errors.DatabaseError), AGAIN),
+    ("snowflake, unavailable", snowflake(390503), DOUBT),
+    ("snowflake, http 429", snowflake(290429, kind=snowflake_errors.HttpError), PAUSE),
+    ("snowflake, too many", snowflake_errors.TooManyRequests(), PAUSE),
+    ("snowflake, http 500", snowflake_errors.InternalServerError(), DOUBT),
+    ("snowflake, http 503", snowflake_errors.ServiceUnavailableError(), DOUBT),
+    ("snowflake, http 504", snowflake_errors.GatewayTimeoutError(), DOUBT),
+    ("snowflake, older http 503", snowflake(290503, kind=snowflake_errors.HttpError), DOUBT),
+    ("snowflake, syntax", snowflake(1003, kind=snowflake_errors.ProgrammingError), REFUSED),
+    ("snowflake, credits", snowflake(90073, "... resource monitor M has exceeded its quota."), MONEY),
+    ("snowflake, waiters", snowflake(625, kind=snowflake_errors.ProgrammingError), AGAIN),
+    ("snowflake, statement timeout", snowflake(630), replace(DOUBT, failure_class=TIMEOUT)),
     ("databricks, class only", of(DB_TOO_MANY, retry_after_secs=7), wait(7)),
     (
         "databricks, deadline",
         of("databricks.sdk.errors.platform.DeadlineExceeded"),
         replace(DOUBT, failure_class=TIMEOUT),
     ),
-    ("opensearch, busy", of("opensearchpy.exceptions.TransportError", 429, "x", BUSY, base=OpenSearch), PAUSE),
-    (
-        "opensearch, wrong",
-        of("opensearchpy.exceptions.RequestError", 400, "mapper_parsing_exception", {}, base=OpenSearch),
-        REFUSED,
-    ),
-    (
-        "opensearch, conflict",
-        of("opensearchpy.exceptions.ConflictError", 409, "version_conflict", {}, base=OpenSearch),
-        DOUBT,
-    ),
+    ("opensearch, busy", opensearchpy.TransportError(429, "x", BUSY), PAUSE),
+    ("opensearch, wrong", opensearchpy.RequestError(400, "mapper_parsing_exception", {}), REFUSED),
+    ("opensearch, conflict", opensearchpy.ConflictError(409, "version_conflict", {}), DOUBT),
     (
         "opensearch, no answer",
-        of("opensearchpy.exceptions.ConnectionTimeout", "TIMEOUT", "x", OSError("x"), base=OpenSearch),
+        opensearchpy.ConnectionTimeout("TIMEOUT", "x", OSError("x")),
         replace(DOUBT, failure_class=TIMEOUT),
     ),
+    ("opensearch, broken off", opensearchpy.ConnectionError("N/A", "x", ConnectionResetError("x")), DOUBT),
 ]
 
 

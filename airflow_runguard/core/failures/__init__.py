@@ -3,7 +3,8 @@
 Nothing else in this package looks for a status code, the word "quota" or a vendor's code. ``rule.py`` is the form of a
 rule, ``families/`` holds the rules as data, a file a vendor, and ``book.py`` finds the one that counts.
 ``evidence.py`` walks exceptions, ``answer.py`` reads one answer, ``document.py`` its body, ``waits.py`` how long it
-asks to wait, ``attempts.py`` what the client did before, ``results.py`` values that look like a success.
+asks to wait, ``attempts.py`` what the client did before. ``results.py`` reads values that look like a success,
+``bulks.py`` and ``items.py`` those about many items, and ``found.py`` has what they find.
 
 Kept here: the law that combines what single errors say. Of a write, ``not_applied`` is said only if every attempt that
 the client made is proven not to have had an effect.
@@ -20,6 +21,7 @@ from airflow_runguard.core.failures.answer import RESPONSE, Answer
 from airflow_runguard.core.failures.attempts import SWITCHES, attempts_before
 from airflow_runguard.core.failures.book import Book, installed, with_rules
 from airflow_runguard.core.failures.evidence import ATTEMPT, CAUSE, CONTEXT, ITSELF, MEMBER, NAMED, Sighting
+from airflow_runguard.core.failures.found import Fault, Found
 from airflow_runguard.core.failures.reading import gather, type_key
 from airflow_runguard.core.failures.rule import Family, Rule
 from airflow_runguard.core.failures.waits import is_exhausted, wait_seconds
@@ -266,8 +268,11 @@ class _Case:
 
     def _wait(self, voice: Sighting) -> float | None:
         """The vendor's wait: from the voice itself, else from an error around it that carries the same answer."""
-        same = (other for other in self.sightings if other.status == voice.status and other is not voice)
-        return next((wait for s in (voice, *same) if (wait := self._waits(s)) is not None), None)
+        wait = self._waits(voice)
+        for other in self.sightings if wait is None else ():
+            if wait is None and other.status == voice.status and other is not voice:
+                wait = self._waits(other)
+        return wait
 
 
 _PLACE = {
@@ -309,7 +314,7 @@ _WORDS_ONLY = (
 )
 
 
-def _of_fault(fault: results.Fault, book: Book, now: datetime | None, repeated: str, writes: bool) -> Failure:
+def _of_fault(fault: Fault, book: Book, now: datetime | None, repeated: str, writes: bool) -> Failure:
     if fault.error is not None:
         return _Case(fault.error, book, now).decide(writes).failure
     answer = fault.answer
@@ -326,7 +331,7 @@ def _of_fault(fault: results.Fault, book: Book, now: datetime | None, repeated: 
     return _judge(rule, fault.label, wait if rule.pausable else None, doubts, writes)
 
 
-def _worst(judged: list[Failure], found: results.Found, writes: bool) -> Failure:
+def _worst(judged: list[Failure], found: Found, writes: bool) -> Failure:
     """Of what stands in a result: doubt before waiting, waiting before a refusal."""
     order = (FailureClass.QUOTA, FailureClass.TIMEOUT, FailureClass.UNKNOWN, FailureClass.PROCESSING)
     part = found.done > 0 or bool(found.partial)
@@ -355,5 +360,7 @@ def _worst(judged: list[Failure], found: results.Found, writes: bool) -> Failure
 
 
 def _line(said: str, doubts: Iterable[str]) -> str:
-    line = " ".join("; but ".join((said, *doubts)).split())
+    line = "; but ".join((said, *doubts))
+    if not line.isprintable():
+        line = " ".join(line.split())
     return line if len(line) <= _MAX_EVIDENCE else line[: _MAX_EVIDENCE - 1] + "…"

@@ -28,6 +28,8 @@ from airflow_runguard.core.failures.reading import (
 )
 
 MAX_HEADERS = 200
+_SCALARS = (str, int, float)
+_TEXTS = (str, bytes)
 
 
 @dataclass(slots=True)
@@ -231,8 +233,8 @@ def _headers(response: object, there: Mapping[str, Any], have: Mapping[str, Any]
         sources.append(there["headers"])
     elif is_mapping(response):
         sources.append(item(item(response, "ResponseMetadata"), "HTTPHeaders"))
-    found: dict[str, str] = {}
-    for source in sources:
+    found = lowered(sources[0]) if sources else {}
+    for source in sources[1:]:
         found.update(lowered(source))
     return found
 
@@ -241,13 +243,15 @@ def lowered(headers: object) -> dict[str, str]:
     """Headers under lower-case names, as text."""
     found: dict[str, str] = {}
     try:
+        if not headers:
+            return found
         for name, value in islice(headers.items(), MAX_HEADERS):  # type: ignore[attr-defined]
             if isinstance(name, bytes):
                 name = name.decode("latin-1")
             if isinstance(value, bytes):
                 value = value.decode("latin-1")
             elif type(value) is not str:
-                value = text(value) if isinstance(value, str | int | float) else ""
+                value = text(value) if isinstance(value, _SCALARS) else ""
             if isinstance(name, str):
                 found[str.lower(name)] = value[:MAX_TEXT].strip()
     except Exception:
@@ -290,7 +294,7 @@ def _raw(response: object, there: Mapping[str, Any], have: Mapping[str, Any]) ->
     else:
         found, left = [there.get("data")], _BODIES  # slack_sdk
     found += [have[name] for name in left if name in have]
-    found += [argument for argument in sequence(have.get("args")) if not isinstance(argument, str | bytes)]
+    found += [argument for argument in sequence(have.get("args")) if not isinstance(argument, _TEXTS)]
     return found
 
 

@@ -42,6 +42,7 @@ SWITCHES: Mapping[str, str] = {
     "opensearchpy": "set max_retries=0",
     "redirect": "set allow_redirects=False (requests, aiohttp), follow_redirects=False (httpx) or redirect=False",
     "slack_sdk": "set retry_handlers=[]",
+    "snowflake": "the driver has no switch; set a short network_timeout, and look the statement up",
     "stripe": "set max_network_retries=0",
     "tenacity": "use stop_after_attempt(1) or take the decorator away",
     "urllib3": "set retries=False (requests: max_retries=0)",
@@ -258,6 +259,16 @@ def _elasticsearch(local: Mapping[str, Any], attempts: Attempts) -> None:
     attempts.allowed(read(client, "_transport", "max_retries") if own is None else own, "elasticsearch")
 
 
+def _opensearch(local: Mapping[str, Any], attempts: Attempts) -> None:
+    """The transport's frame; its connection's has the same name and makes one request."""
+    if "attempt" in local:
+        attempts.count(local["attempt"], "opensearchpy")
+
+
+def _snowflake(local: Mapping[str, Any], attempts: Attempts) -> None:
+    attempts.count(read(local.get("retry_ctx"), "current_retry_count"), "snowflake")
+
+
 def _stripe(local: Mapping[str, Any], attempts: Attempts) -> None:
     own = item(local.get("options"), "max_network_retries")
     attempts.allowed(read(local.get("self"), "_options", "max_network_retries") if own is None else own, "stripe")
@@ -298,6 +309,8 @@ _WITNESSES: Mapping[str, Mapping[str, _Reader]] = {
     "execute": {"googleapiclient": _googleapiclient},
     "_perform_request": {"elasticsearch": _elasticsearch},
     "_urllib_api_call": {"slack_sdk": _slack},
+    "perform_request": {"opensearchpy": _opensearch},
+    "_request_exec_wrapper": {"snowflake": _snowflake},
     "wrapper": {"databricks": _databricks},
     "Execute": {"azure": _cosmos},
     "ExecuteAsync": {"azure": _cosmos},

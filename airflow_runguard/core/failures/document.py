@@ -22,6 +22,8 @@ MAX_BODY = 256 * 1024
 MAX_TEXT = 4_000
 MAX_NODES = 400
 _LISTS = (list, tuple)
+_RAW = (bytes, bytearray, str)
+_SCALARS = (str, int, float)
 
 # https://github.com/googleapis/googleapis/blob/master/google/rpc/code.proto
 GRPC_AS_HTTP: Mapping[str, int] = {
@@ -46,7 +48,7 @@ GRPC_AS_HTTP: Mapping[str, int] = {
 
 def parsed(raw: object) -> Any:
     """The document in a raw body: a mapping, or a list with mappings; ``None`` for anything else."""
-    if isinstance(raw, bytes | bytearray | str):
+    if isinstance(raw, _RAW):
         return parsed_text(raw) if 1 < len(raw) <= MAX_BODY else None
     if isinstance(raw, _LISTS):
         return raw if any(map(is_mapping, raw[:MAX_NODES])) else None
@@ -165,7 +167,7 @@ class Said:
                 continue
             name = str.lower(key)
             kind = _KINDS.get(name, 0)
-            if isinstance(value, str | int | float):
+            if isinstance(value, _SCALARS):
                 if kind & _CODES:
                     self.code(name, value)
                 if kind & _WAITS:

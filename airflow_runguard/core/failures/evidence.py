@@ -72,7 +72,7 @@ class Sighting:
     @property
     def is_operating_system(self) -> bool:
         """A bare socket error, or a group of them as connecting to several addresses ends in."""
-        kind = isinstance(self.error, OSError | BaseExceptionGroup)
+        kind = isinstance(self.error, (OSError, BaseExceptionGroup))
         return kind and read(type(self.error), "__module__") in _OPERATING_SYSTEM
 
 
@@ -123,11 +123,12 @@ def _sight(error: BaseException, via: Via, parent: Sighting | None) -> Sighting:
 # Where clients keep the error beneath: urllib3 (reason), aiohttp (os_error), google.api_core (cause), SQLAlchemy
 # (orig), Google Ads (error), azure-core (inner_exception).
 _CAUSES = ("__cause__", "reason", "os_error", "cause", "orig", "error", "inner_exception")
+_CAUSE_NAMES = frozenset(_CAUSES)
 
 
 def _causes(have: Mapping[str, Any]) -> list[BaseException]:
     """The errors that an error itself names as its reason, by what it has."""
-    named = [have[name] for name in _CAUSES if name in have]
+    named = [] if _CAUSE_NAMES.isdisjoint(have) else [have[name] for name in _CAUSES if name in have]
     if "last_attempt" in have:  # tenacity; the method exception() would wait for an unfinished attempt
         named.append(read(have["last_attempt"], "_exception"))
     named += sequence(have.get("args"))

@@ -6,7 +6,6 @@ Only ``Exception`` is caught: a kill or a task's timeout that strikes in here be
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -30,8 +29,11 @@ def gather(thing: object, wanted: frozenset[str]) -> dict[str, Any]:
     """
     cls: Any = type(thing)
     listed = _by_class(cls, wanted)
-    with suppress(Exception):  # it has no names of its own, or does not tell them
-        listed = listed.union(wanted.intersection(vars(thing)))
+    try:
+        own = wanted.intersection(vars(thing))
+    except Exception:  # it has no names of its own, or does not tell them
+        own = frozenset()
+    listed = listed.union(own)
     found = {}
     for name in listed:
         try:
@@ -53,6 +55,8 @@ def _by_class(cls: Any, wanted: frozenset[str]) -> frozenset[str]:
 def item(mapping: object, key: str) -> Any:
     if mapping is None:
         return None
+    if type(mapping) is dict:
+        return mapping.get(key)
     try:
         return mapping[key]  # type: ignore[index]
     except Exception:
@@ -95,7 +99,14 @@ def response_status(response: object) -> int | None:
 
 
 def is_mapping(thing: object) -> bool:
-    return type(thing) is dict or isinstance(thing, Mapping)
+    cls: Any = type(thing)
+    return cls is dict or _is_mapping_class(cls)
+
+
+@lru_cache(maxsize=4_096)
+def _is_mapping_class(cls: Any) -> bool:
+    """Asked of the class and remembered: Python asks the abstract class anew for every object."""
+    return issubclass(cls, Mapping)
 
 
 _SEQUENCES = (list, tuple)
@@ -111,8 +122,12 @@ def sequence(value: object) -> Iterable[Any]:
     return value if isinstance(value, _SEQUENCES) else ()
 
 
+# Tuples where it is asked often: ``int | str`` is put together anew each time.
+_NUMBERS = (int, str)
+
+
 def integer(value: object) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool) or not isinstance(value, _NUMBERS):
         return None
     try:
         return int(value)
@@ -121,5 +136,5 @@ def integer(value: object) -> int | None:
 
 
 def http_status(value: object) -> int | None:
-    number = integer(value) if isinstance(value, int) else None
+    number = value if type(value) is int else integer(value) if isinstance(value, int) else None
     return number if number is not None and 100 <= number <= 599 else None

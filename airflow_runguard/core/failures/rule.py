@@ -22,6 +22,7 @@ DAY = 3_600.0
 
 OPEN = frozenset({408, 423, 425, 499, 500, 502, 504})
 """Statuses that leave open what happened. No code or sentence takes that back; a rule would have to name the status."""
+CONFLICT = 409
 
 
 @lru_cache(maxsize=8_192)
@@ -93,9 +94,13 @@ class Rule:
             if pattern and not pattern.flags & re.IGNORECASE and re.search(r"(?<!\\)[A-Z]", pattern.pattern):
                 raise ValueError(f"Rule {self.name} would never match: write {pattern.pattern!r} in lower case.")
 
+    def _is_open(self, status: int | None) -> bool:
+        """409 may collide with an earlier attempt of this very work, or be a vendor's way to say that a limit is reached."""
+        return status in OPEN or (status == CONFLICT and self.failure_class is not FailureClass.QUOTA)
+
     def matches(self, types: frozenset[str], status: int | None, codes: frozenset[str]) -> bool:
         """Everything but the prose and the wait. A rule that names nothing recognises nothing."""
-        if status in OPEN and self.effect is Effect.NOT_APPLIED and not self.types:
+        if self.effect is Effect.NOT_APPLIED and not self.types and self._is_open(status):
             named = isinstance(self.statuses, frozenset) and status in self.statuses
             if not named and (self.codes or self.code_like or self.text):
                 return False

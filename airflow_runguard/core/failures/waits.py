@@ -2,7 +2,8 @@
 
 The first source that says something usable counts, in the order of :func:`wait_seconds`. A date counts against the
 response's own ``Date``, since the worker's clock may be wrong; without one, against ``now``. What lies in the past is
-no wait (0), never a negative one; what cannot be read for sure is no hint (``None``).
+no wait (0), never a negative one; what cannot be read for sure is no hint (``None``). No wait is longer than
+:data:`LONGEST`, so that whoever adds it to a time stays within the years that there are.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from typing import Any
 from airflow_runguard.core.failures.answer import Answer
 from airflow_runguard.core.failures.reading import item, read, text
 
-_NUMBER = re.compile(r"\d{1,14}(\.\d{1,9})?")
+# Clients and vendors print a float with up to 17 digits. \d would take the digits of every script.
+_NUMBER = re.compile(r"[0-9]{1,14}(\.[0-9]{1,20})?")
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9}
-_GO = re.compile(r"(?:\d{1,9}(?:\.\d{1,9})?(?:ms|us|µs|μs|ns|d|h|m|s))+")
-_GO_PART = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|us|µs|μs|ns|d|h|m|s)")
+_GO = re.compile(r"(?:[0-9]{1,9}(?:\.[0-9]{1,20})?(?:ms|us|µs|μs|ns|d|h|m|s))+")
+_GO_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,20})?)(ms|us|µs|μs|ns|d|h|m|s)")
 _EPOCH = 1e9
 """From here on a number is a moment (2001 and later), not a span (31 years and longer)."""
+LONGEST = _EPOCH
+"""Seconds. Who asks for more asks never to be called again; how long a pause may be is for its own limit to say."""
 
 MILLISECONDS = ("retry-after-ms", "x-ms-retry-after-ms", "x-retry-after-ms", "grpc-retry-pushback-ms")
 SECONDS = (
@@ -46,7 +50,9 @@ def wait_seconds(answer: Answer, have: Mapping[str, Any], now: datetime | None) 
         wait = _in_body(name, value, start) if wait is None else wait
     if wait is None:
         wait = _protobuf(have)
-    return _in_prose(answer.message, start) if wait is None else wait
+    if wait is None:
+        wait = _in_prose(answer.message, start)
+    return None if wait is None else min(wait, LONGEST)
 
 
 class _Start:
@@ -107,7 +113,7 @@ def _date(value: str) -> datetime | None:
 # -- the exhausted bucket decides --------------------------------------------------------------------------------------
 
 _BUCKET = re.compile(r"(?:^|-)(?:ratelimit|rate-limit|ratelimits)(?:-|$)")
-_STRUCTURED = re.compile(r"(?:^|[;,\s])\s*(remaining|resets?|r|t)\s*=\s*(\d{1,12})", re.IGNORECASE)
+_STRUCTURED = re.compile(r"(?:^|[;,\s])\s*(remaining|resets?|r|t)\s*=\s*([0-9]{1,12})", re.IGNORECASE)
 
 
 def _exhausted(headers: Mapping[str, str], start: _Start) -> float | None:
@@ -175,9 +181,12 @@ def _shopify(cost: object) -> float | None:
     wanted, there = item(cost, "requestedQueryCost"), item(throttle, "currentlyAvailable")
     speed = item(throttle, "restoreRate")
     numbers = [n for n in (wanted, there, speed) if isinstance(n, int | float) and not isinstance(n, bool)]
-    if len(numbers) < 3 or numbers[2] <= 0:
+    if len(numbers) < 3 or not numbers[2] > 0:
         return None
-    return max(0.0, (numbers[0] - numbers[1]) / numbers[2])
+    try:
+        return max(0.0, (numbers[0] - numbers[1]) / numbers[2])
+    except OverflowError:
+        return LONGEST
 
 
 # -- protobuf: google.rpc.RetryInfo as an object, or as the bytes of a trailer -----------------------------------------
@@ -186,7 +195,7 @@ def _shopify(cost: object) -> float | None:
 def _protobuf(have: Mapping[str, Any]) -> float | None:
     seconds = have.get("retry_after_secs")  # Databricks
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and seconds >= 0:
-        return float(seconds)
+        return float(min(seconds, LONGEST))
     details = have.get("details")
     if isinstance(details, list | tuple):
         for one in details[:50]:
@@ -210,7 +219,7 @@ def _protobuf_info(message: object) -> float | None:
         return max(0.0, delay.total_seconds()) or None
     seconds, nanos = read(delay, "seconds"), read(delay, "nanos")
     if isinstance(seconds, int) and isinstance(nanos, int) and (seconds or nanos):
-        return max(0.0, seconds + nanos / 1e9)
+        return max(0.0, min(seconds, int(LONGEST)) + min(nanos, 10**9) / 1e9)
     return None
 
 

@@ -29,6 +29,7 @@ from airflow_runguard.core.failures.rule import Family
 
 FAMILIES: tuple[Family, ...] = (
     own.FAMILY,
+    http.FIRST,
     openai.FAMILY,
     anthropic.FAMILY,
     google.FAMILY,

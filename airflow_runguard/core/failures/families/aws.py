@@ -12,7 +12,7 @@ THROTTLES = words(
     TooManyRequestsException ProvisionedThroughputExceededException ProvisionedThroughputExceeded RequestLimitExceeded
     BandwidthLimitExceeded LimitExceededForAPI SlowDown EC2ThrottledException PriorRequestNotComplete
     KMSThrottlingException ConcurrentModificationThrottled ModelNotReadyException RequestRateTooLarge
-    TooManyRequests ReadThrottled WriteThrottled QueueOverflow InternalServerThrottle"""
+    TooManyRequests ReadThrottled WriteThrottled QueueOverflow InternalServerThrottle AccountThrottled"""
 )
 FAMILY = Family(
     "AWS",
@@ -27,7 +27,7 @@ FAMILY = Family(
             codes=words(
                 """AccountProblem AccountSuspendedException SendingPausedException AccountSendingPausedException
                 OptInRequired SubscriptionRequiredException NotSignedUp InvalidPayer PaymentRequiredException
-                AccountSetupInProgress"""
+                AccountSetupInProgress AccountSuspended AccountSendingPaused ConfigurationSetSendingPaused"""
             ),
         ),
         daily(
@@ -35,6 +35,12 @@ FAMILY = Family(
             "the messages of the day are used up",
             codes=words("Throttling ThrottlingException LimitExceededException"),
             text=prose(r"daily message quota"),
+        ),
+        daily(
+            # Of one mail among many; its own words are in SendBulkEmail's answer.
+            "aws-ses-day-by-code",
+            "the messages of the day are used up",
+            codes=words("AccountDailyQuotaExceeded"),
         ),
         open_end(
             "aws-transaction-in-progress",

@@ -143,16 +143,10 @@ MAY_HAVE_LEFT: tuple[Rule, ...] = (
     ),
 )
 
-THROTTLED = words(
-    """rate_limit_exceeded rate_limit_error rate_limit_reached rate_limited ratelimited ratelimit
-            rate_limit_hit too_many_requests too_many_requests_error throttled throttling throttle
-            request_throttled requests_throttled throttling_exception request_limit_exceeded
-            request_rate_limit_exceeded api_rate_limit_exceeded quota_rate_limit slow_down
-            rate_limit_exceeded_error user_rate_limit_exceeded concurrency_limit_exceeded
-            concurrent_limit_exceeded too_many_concurrent_requests"""
-)
 # Codes and sentences that mean the same wherever they stand in an error's own fields; "quota exceeded" alone is none.
-WORDS: tuple[Rule, ...] = (
+# Asked before the vendors': many doors speak the form of another (OpenAI's above all), and a word for too many requests
+# stands beside the sentence that the credit or the day is used up.
+MONEY_AND_DAYS: tuple[Rule, ...] = (
     refused(
         "http-card-declined",
         "payment declined; waiting does not change a decline",
@@ -242,6 +236,17 @@ WORDS: tuple[Rule, ...] = (
         statuses=frozenset({429}),
         told=False,
     ),
+)
+
+THROTTLED = words(
+    """rate_limit_exceeded rate_limit_error rate_limit_reached rate_limited ratelimited ratelimit
+            rate_limit_hit too_many_requests too_many_requests_error throttled throttling throttle
+            request_throttled requests_throttled throttling_exception request_limit_exceeded
+            request_rate_limit_exceeded api_rate_limit_exceeded quota_rate_limit slow_down
+            rate_limit_exceeded_error user_rate_limit_exceeded concurrency_limit_exceeded
+            concurrent_limit_exceeded too_many_concurrent_requests"""
+)
+WORDS: tuple[Rule, ...] = (
     rate(
         "http-throttled-by-code",
         "too many requests for this moment; the code says so, whatever the status",
@@ -422,4 +427,5 @@ WRAPPERS: tuple[Rule, ...] = (
     ),
 )
 
+FIRST = Family("money and days, whoever says so", RFC9110, MONEY_AND_DAYS)
 FAMILY = Family("HTTP in general", RFC9110, NEVER_LEFT + MAY_HAVE_LEFT + WORDS + STATUSES + WRAPPERS)
