@@ -96,6 +96,16 @@ def _unknown_effect(record: Record, _: Ledger) -> tuple[str, str]:
     )
 
 
+def _renamed(record: Record, _: Ledger) -> tuple[str, str]:
+    present = record.renamed_to or record.identity
+    anew = command("reopen", record.identity, "--again-although-applied --reason=…")
+    return (
+        f"{record.identity} is only a former name of {present}: what was ordered under it is that record.",
+        f"Look at that one: `{command('explain', present)}`. If other work is to be done under the old name: `{anew}` "
+        "(under new vendor keys).",
+    )
+
+
 SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
     "too_early": _too_early,
     "not_in_doubt": _not_in_doubt,
@@ -133,4 +143,5 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         f"Let it end first. {_look(r)}",
     ),
     "unknown_effect": _unknown_effect,
+    "renamed": _renamed,
 }

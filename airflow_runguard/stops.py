@@ -15,7 +15,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Record
 from airflow_runguard.explain import command, iso
-from airflow_runguard.refusals import Refused
+from airflow_runguard.refusals import Refused, refusal
 
 SHOWN = 50
 """Waiting records that ``quota show`` lists."""
@@ -122,6 +122,8 @@ def bypass(
     identity = keys.identity(ledger.deployment, namespace, key)
     known = ledger.get(identity) is not None
     verdict = ledger.bypass(identity, result=result, reference=reference, actor=actor, reason=reason)
+    if verdict == "renamed":
+        raise refusal(ledger, commands.find(ledger, key, namespace), verdict)
     if verdict != "ok":
         raise Refused(
             f"{identity} is {verdict.replace('_', ' ')} (or a part of it is done), so booking it as done by hand could "

@@ -347,6 +347,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
         known_since=row["known_since"],
         broken=row["broken"],
         seen=row["seen"],
+        renamed_to=Identity(row["deployment"], *row["present_name"]) if row["present_name"] else None,
     )
 
 

@@ -313,6 +313,12 @@ def _refused(claim: Claim) -> str:
             f"{name} says that it stands where another record of its series stands. No call was made. Name the series "
             "by what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own."
         )
+    if claim.reason == "renamed":
+        return (
+            f"{name} is only a former name of {claim.holder}: what was ordered under it is that record, and may have "
+            "happened. No call was made. If this is that work, order it by its present name (`airflow runguard explain "
+            f"'{claim.holder}'`); if it is other work, give it a key of its own."
+        )
     if claim.reason == "payload":
         fields = ", ".join(claim.differing) or "their canonical form"
         return (

@@ -211,8 +211,14 @@ begin
             exit;
         end if;
 
-        bound := r.first_intent_at is not null and not r.payload_accepted;
-        if bound and (r.payload_version <> p_payload_version or r.payload_digest <> p_payload_digest) then
+        bound := r.first_intent_at is not null and not r.payload_accepted
+                 and (r.payload_version <> p_payload_version or r.payload_digest <> p_payload_digest);
+        if r.renamed_to is not null and (bound or r.state <> 'done') then
+            verdict := 'refused';               -- whatever was sent under this name is another record's by now
+            reason := 'renamed';
+            holder := array_to_string(runguard.present_name(r), '/');
+            exit;
+        elsif bound then
             verdict := 'refused';
             reason := 'payload';
             payload_fields := r.payload_fields;

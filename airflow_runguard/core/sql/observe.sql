@@ -4,6 +4,7 @@
 -- What "this would have been …" says of a record, for a run that begins now; null = nothing would have stopped it.
 create or replace function runguard.would_have_been(r runguard.record) returns text language sql volatile as $$
     select case
+        when r.renamed_to is not null then format('a duplicate of what is named %s now', array_to_string(runguard.present_name(r), '/'))
         when r.state = 'done' then format('a duplicate of what was done by %s.%s run %s until %s', r.dag_id, r.task_id, r.run_id,
             to_char(r.finished_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
         when r.state = 'running' and r.lease_until > clock_timestamp() then 'beside ' || runguard.holder_of(r)
@@ -74,7 +75,7 @@ begin
             select * into s from runguard.start_call(r, 'body', null, p_hold, null);
             verdict := 'booked';
         end if;
-    elsif r.state = 'done' then
+    elsif r.state = 'done' or r.renamed_to is not null then
         verdict := 'duplicate';
         said := runguard.would_have_been(r);
     elsif r.nonce is distinct from p_nonce and (r.state = 'running' or r.nonce not like 'observed:%') then

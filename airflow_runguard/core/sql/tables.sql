@@ -85,6 +85,7 @@ create table runguard.record (
     updated_at       timestamptz not null default clock_timestamp(),
     finished_at      timestamptz,
     known_since      timestamptz not null default clock_timestamp(),        -- entered, or spoken of as a whole by a person
+    renamed_to       bigint,                                -- a former name of that record: nothing is called under it
     row_version      smallint not null default 1,
     digest_version   smallint not null default 1,
     digest           bytea not null,
