@@ -378,6 +378,8 @@ def sentence(event: Event) -> str:
             return f"{event.actor} gave it its present name; before it was {'/'.join(detail.get('from', ()))}{because}."
         case "left_behind":
             return f"{event.actor} named the record {'/'.join(detail.get('to', ()))}; this name stays behind{because}."
+        case "turn_given_up":
+            return f"{event.actor} gave its turn at the gate up: it is not sent again by itself, so somebody is asked."
         case "repaired":
             return f"{event.actor} repaired the line{because}. The old line is kept in this event."
         case "observed_started" | "observed_done" | "observed_failed" | "observed_skipped":

@@ -27,13 +27,15 @@ def gates(ledger: Ledger) -> Data:
 
 
 def gate(ledger: Ledger, name: str) -> Data:
-    """One gate, and the first of those that wait for it.
+    """One gate, and the first of those that wait for it, each in its turn: what is paused, and what is in doubt and may
+    be sent again.
 
     :raises Refused: there is none.
     """
-    waiting = [record for record in ledger.list(state="paused", limit=10_000) if record.gate == name]
-    waiting.sort(key=lambda record: record.resume_at or record.updated_at)
-    shown = [{"record": str(r.identity), "resume_at": r.resume_at, "holder": str(r.holder)} for r in waiting[:SHOWN]]
+    shown = [
+        {"record": str(r.identity), "state": r.state, "resume_at": r.resume_at, "holder": str(r.holder)}
+        for r in ledger.waiting(name, limit=SHOWN)
+    ]
     return {"now": ledger.check()["now"], **_gate(_found(ledger, name)), "records": shown}
 
 

@@ -40,6 +40,17 @@ begin
     perform runguard.book(r, 'in_doubt', p_actor, p_reason);
 end $$;
 
+-- What is in doubt waits at its gate no more: it may not be sent again, so somebody is asked about it.
+create or replace function runguard.give_turn_up(r runguard.record, p_actor text) returns runguard.record
+language plpgsql as $$
+begin
+    if r.resume_at is not null then
+        update runguard.record k set resume_at = null where k.id = r.id returning * into r;
+        perform runguard.book(r, 'turn_given_up', p_actor);
+    end if;
+    return r;
+end $$;
+
 -- Starts one call under a held record whose row the caller has locked; books its intent in the call's own line.
 -- Says 'run'; 'attach' (it was submitted: take up the job of that external_id, and send nothing); or why neither:
 -- 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed',
@@ -115,6 +126,7 @@ declare
     resend   boolean;
     frozen   text;
     lost     boolean;                           -- the ledger lost time since it was last entered
+    forgets  timestamptz;                       -- when the vendor forgets the first key of what is in doubt
     v_slot   timestamptz;
     v_why    text;
 begin
@@ -250,10 +262,18 @@ begin
             verdict := 'paused';
             until := r.resume_at;
         elsif r.state = 'in_doubt' then
-            select bool_and(k.submitted or runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
+            select bool_and(k.submitted or runguard.may_resend(k, p_key_lifetime)),
+                   min(k.first_intent_at + p_key_lifetime) filter (where not k.submitted) into resend, forgets
+              from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
-            resend := coalesce(resend, false) and not lost;
+            resend := coalesce(resend, false) and not lost and coalesce(r.resume_at < forgets, true);
             if not resend and (lost or not (p_calls = 'batch' and runguard.doubt_is_its_items(r))) then
+                if r.resume_at is not null and not locked then
+                    locked := true;             -- there is something to write after all
+                    perform runguard.open_for_writing();
+                    continue;
+                end if;
+                r := runguard.give_turn_up(r, p_actor);
                 verdict := 'in_doubt';
                 reason := r.error;
                 until := case when r.no_later_than > now then r.no_later_than end;
@@ -322,7 +342,12 @@ begin
             end if;
         end if;
         if v_slot is not null then              -- told to wait, its gate is closed, or others are waiting before it
-            if r.state = 'in_doubt' then        -- what is unknown stays where it is, but it keeps its slot
+            if r.state = 'in_doubt' and p_calls <> 'batch' and v_slot >= forgets then    -- by then it may not be sent
+                r := runguard.give_turn_up(r, p_actor);
+                verdict := 'in_doubt';
+                reason := r.error;
+                exit;
+            elsif r.state = 'in_doubt' then     -- what is unknown stays where it is, but it keeps its slot
                 update runguard.record k set resume_at = v_slot, gate = p_gate where k.id = r.id returning * into r;
                 perform runguard.book(r, 'waits', p_actor, v_why);
                 verdict := 'paused';
@@ -343,6 +368,7 @@ begin
             exit;
         elsif not reenters and r.claims >= p_max_claims then
             if r.state = 'in_doubt' then
+                r := runguard.give_turn_up(r, p_actor);
                 verdict := 'in_doubt';
                 reason := format('claimed %s times without an outcome', r.claims);
                 exit;

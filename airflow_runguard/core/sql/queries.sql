@@ -140,7 +140,7 @@ select q.*, r.state, r.generation as generation_now, r.namespace, r.key, r.deplo
 update runguard.question q set closed_at = clock_timestamp() where q.ti_id = %(ti_id)s returning q.ti_id
 
 -- name: tell
-select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s) as mine
+select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s, %(occasion)s) as mine
 
 -- name: take_notices
 select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.state, r.error, r.amount, r.currency
@@ -203,6 +203,12 @@ select r.*, runguard.broken(r) as broken, '' as seen, runguard.present_name(r) a
    and (not %(by_marker)s or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                                         and c.state = 'in_doubt' and strpos(c.intent, '"runguard.sql"') > 0))
  order by r.id limit %(limit)s
+
+-- name: waiting
+select r.*, runguard.broken(r) as broken, '' as seen, runguard.present_name(r) as present_name
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.gate = %(gate)s and r.resume_at is not null
+ order by r.resume_at, r.id limit %(limit)s
 
 -- name: calls
 select x.* from (select c.* from runguard.call c where c.record_id = %(record_id)s
