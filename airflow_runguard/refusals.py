@@ -34,6 +34,13 @@ def _look(record: Record) -> str:
 
 
 def _too_early(record: Record, ledger: Ledger) -> tuple[str, str]:
+    if record.broken:
+        return (
+            f"It is too early to say that {record.identity} did not happen: its holder may live, or its request may "
+            "still reach the vendor. Running it again now could charge twice.",
+            f"Say it again later; or say that nobody knows, and settle that: `{command('repair', record.identity)}` "
+            "shows what to type.",
+        )
     until = words.when(record.no_later_than, ledger.check()["now"])
     return (
         f"It is too early to say that {record.identity} did not happen: its request may still reach the vendor until "

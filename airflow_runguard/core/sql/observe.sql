@@ -37,9 +37,9 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version, payload_digest,
-        payload_fields, payload_readable, store_result, partition, dag_id, task_id, run_id, digest)
+        payload_fields, payload_readable, store_result, partition, dag_id, task_id, run_id, known_since, digest)
     values (p_deployment, p_namespace, p_key, 'pending', 'body', 'ask', p_payload_version, p_payload_digest,
-        p_payload_fields, p_payload_readable, p_store_result, p_partition, p_dag_id, p_task_id, p_run_id, '')
+        p_payload_fields, p_payload_readable, p_store_result, p_partition, p_dag_id, p_task_id, p_run_id, 'epoch', '')
     on conflict do nothing;
     select * into r from runguard.record k
      where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;

@@ -61,7 +61,7 @@ begin
     update runguard.call c set
            state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
            effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
-           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false,
+           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false, late_applied = false,
            external_id = coalesce(p_reference, c.external_id), submitted = c.submitted and p_answer <> 'did_not_happen',
            result = case when p_answer = 'happened' and p_call is not null and r.store_result = 'all' then p_result end,
            result_digest = case when p_answer = 'happened' and p_call is not null and r.store_result <> 'none' then sha256(p_result) end,
@@ -198,6 +198,9 @@ begin
     old := r;
     select count(*), max(c.no_later_than) into v_open, v_until from runguard.call c where c.record_id = r.id and c.generation = r.generation
        and c.state in ('started', 'in_doubt') and c.outcome_at is null;
+    if p_state = 'pending' and greatest(v_until, r.no_later_than, r.lease_until) > clock_timestamp() then
+        return 'too_early';
+    end if;
     perform set_config('runguard.writing', 'repair', true);
     if p_state is null then
         update runguard.record set row_version = 1, digest_version = 1,
@@ -205,11 +208,12 @@ begin
          where id = r.id returning * into r;
     else
         update runguard.call c set state = 'pending', effect = 'not_applied', outcome_at = clock_timestamp(),
-               first_unknown_at = null, resume_at = null, same_again = false
+               first_unknown_at = null, resume_at = null, same_again = false, late_applied = false
          where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
            and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
-               handed_over = false, resume_at = null, known_since = clock_timestamp(),
+               handed_over = false, resume_at = null,
+               known_since = case when p_state = 'in_doubt' then known_since else clock_timestamp() end,
                open_calls = case when p_state = 'in_doubt' then v_open else 0 end,
                no_later_than = case when p_state = 'in_doubt' and v_open > 0 then coalesce(greatest(no_later_than, v_until), clock_timestamp())
                                     when p_state = 'in_doubt' then no_later_than end,
