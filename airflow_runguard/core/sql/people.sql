@@ -178,6 +178,7 @@ create or replace function runguard.repair(
 declare
     r   runguard.record;
     old runguard.record;
+    e   runguard.event;
     v_open integer;
     v_until timestamptz;
 begin
@@ -233,6 +234,12 @@ begin
     if runguard.broken(r) <> '' then
         raise exception 'record %: it would still be broken: %', r.id, runguard.broken(r) using errcode = 'RG002';
     end if;
+    perform runguard.open_for_writing();
+    for e in select k.* from runguard.event k where k.record_id = r.id and k.kind = 'late_outcome' and coalesce(p_state, 'pending') = 'pending'
+                and k.detail::json ->> 'effect' = 'applied' and (k.detail::json ->> 'unheeded')::boolean and k.id > coalesce((
+                    select max(x.id) from runguard.event x where x.record_id = r.id and x.kind = 'repaired'), 0) order by k.id loop
+        r := runguard.heed_late_outcome(r, e.generation, e.fence, e.actor, e.detail::json ->> 'call');
+    end loop;
     perform runguard.book(r, 'repaired', p_actor, p_reason, json_build_object('old', to_json(old))::text);
     return 'ok';
 end $$;

@@ -17,8 +17,6 @@ create or replace function runguard.keep_late_outcome(
     r runguard.record, p_generation integer, p_fence bigint, p_actor text, p_call text, p_state text, p_effect text,
     p_error text, p_result bytea
 ) returns runguard.record language plpgsql as $$
-declare
-    v_why text := format('call %s: a stale holder reports that it was applied', p_call);
 begin
     if exists (select from runguard.event e where e.record_id = r.id and e.kind = 'late_outcome'
                   and e.fence = p_fence and e.generation = p_generation
@@ -27,11 +25,20 @@ begin
     end if;
     insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
     values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
-        'call', p_call, 'state', p_state, 'effect', p_effect,
+        'call', p_call, 'state', p_state, 'effect', p_effect, 'unheeded', runguard.broken(r) <> '',
         'result', case r.store_result when 'all' then encode(p_result, 'escape')
                                       when 'digest' then 'sha256:' || encode(sha256(p_result), 'hex') end)::text);
-    if p_effect is distinct from 'applied' or runguard.broken(r) <> ''
-       or (r.generation <> p_generation and runguard.ordered_although_applied(r, p_generation + 1))
+    return case when p_effect = 'applied' and runguard.broken(r) = ''      -- else heeded when it is repaired
+                then runguard.heed_late_outcome(r, p_generation, p_fence, p_actor, p_call) else r end;
+end $$;
+
+create or replace function runguard.heed_late_outcome(
+    r runguard.record, p_generation integer, p_fence bigint, p_actor text, p_call text
+) returns runguard.record language plpgsql as $$
+declare
+    v_why text := format('call %s: a stale holder reports that it was applied', p_call);
+begin
+    if (r.generation <> p_generation and runguard.ordered_although_applied(r, p_generation + 1))
        or (r.state = 'done' and r.calls <> 'batch')
        or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                      and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
