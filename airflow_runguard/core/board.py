@@ -305,7 +305,7 @@ class Board(Ledger):
         Who may not see all records is told how many of theirs wait, and why a person closed it; but neither who did,
         nor what a vendor answered, which may be to a task that they may not see.
         """
-        parameters = {"deployment": self.deployment, "dags": _listed(readable), "name": name, "limit": MANY}
+        parameters = {"deployment": self.deployment, "dags": _listed(readable), "name": name}
         return self._all("board_gates", parameters)
 
     def board_freezes(self, readable: Readable = None, *, limit: int = 100) -> Sequence[Mapping[str, Any]]:

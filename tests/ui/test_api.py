@@ -345,7 +345,7 @@ def test_gates_close_open_and_are_paced_with_a_reason_that_stays(api: Api, ledge
     assert ann.post("gates/close", {**reason, "until": "2999-01-01T00:00:00Z"}).status_code == 422
     assert ann.post("gates/close", {**reason, "until": "2030-01-01T00:00:00Z"}).status_code == 200
     (gate,) = ann.see("gates")["gates"]
-    assert (gate["closed"], gate["closed_until"], gate["waiting"]["n"]) == (True, "2030-01-01T00:00:00Z", 1)
+    assert (gate["closed"], gate["closed_until"], gate["waiting"]) == (True, "2030-01-01T00:00:00Z", 1)
     assert ann.post("gates/rate", {**reason, "rate": 0.5}).status_code == 200
     assert ann.post("gates/open", {**reason, "epoch": gate["epoch"]}).status_code == 200
     assert ann.post("gates/open", {**reason, "epoch": gate["epoch"]}).status_code == 409

@@ -121,7 +121,7 @@ function closed(data) {
   const gates = data.gates.map((gate) => h(
     "li",
     {},
-    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("records", { state: "paused", gate: gate.name }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting.n, gate.waiting.more), " ", S.gates.waiting.toLowerCase())),
+    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("records", { state: "paused", gate: gate.name }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting), " ", S.gates.waiting.toLowerCase())),
     h("div", { class: "line muted" }, h("span", { class: "cut" }, gate.why), h("span", { class: "end" }, gate.closed_for_good ? S.gates.untilOpened : time(gate.closed_until, { both: true }))),
   ));
   const freezes = data.freezes.map((one) => h(

@@ -2,7 +2,7 @@
 import { resolveMany } from "./actions.js";
 import { exported, get, hostLink } from "./api.js";
 import { button, empty, h } from "./dom.js";
-import { everySoOften } from "./live.js";
+import { everySoOften, keepingFocus } from "./live.js";
 import { badge, className, count, inLedger, money, parameters, place, task } from "./parts.js";
 import { S } from "./strings.js";
 import { setNow, time } from "./times.js";
@@ -124,9 +124,7 @@ class List {
       for (const record of records) {
         const shown = this.rows.get(record.id);
         if (shown && JSON.stringify(shown.record) !== JSON.stringify(record)) {
-          const focused = shown.row.contains(document.activeElement);
-          this.put(record);
-          if (focused) this.rows.get(record.id).row.querySelector("a").focus({ preventScroll: true });
+          keepingFocus(this.body, () => this.put(record));
         }
       }
     }
