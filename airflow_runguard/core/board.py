@@ -39,6 +39,7 @@ FOLD_AT = 1_000
 """Changes not added up yet, from which on reading the numbers adds them up."""
 FAR = 2**62
 
+WAITING = (State.PAUSED.value, State.IN_DOUBT.value)
 UNFINISHED = tuple(state.value for state in State if state is not State.DONE)
 DIRECTIONS = {
     "newest": {"cmp": "<", "edge": "min", "far": "max", "dir": "desc"},
@@ -56,7 +57,7 @@ class Filter:
 
     :param failure_class: ``none`` = those without one. :param prefix: of the key.
     :param holder: the host, the run or the id of the task instance that has or had it.
-    :param since, until: when the record began.
+    :param waiting: has a place in the line of its gate. :param since, until: when the record began.
     """
 
     states: tuple[str, ...] | None = None
@@ -72,6 +73,7 @@ class Filter:
     currency: str | None = None
     holder: str | None = None
     needs_person: bool = False
+    waiting: bool = False
     since: datetime | None = None
     until: datetime | None = None
 
@@ -180,9 +182,12 @@ class Board(Ledger):
         return "all", ()
 
     def _states(self, wanted: Filter) -> Sequence[str] | None:
-        """Only what is not done has a failure class."""
-        classed = wanted.failure_class not in (None, "none")
-        return UNFINISHED if wanted.states is None and classed else wanted.states
+        """Only what is not done has a failure class, and only what is paused or in doubt waits at a gate."""
+        if wanted.states is not None:
+            return wanted.states
+        if wanted.waiting:
+            return WAITING
+        return UNFINISHED if wanted.failure_class not in (None, "none") else None
 
     def _matching(self, wanted: Filter, readable: Readable) -> dict[str, Any]:
         states = self._states(wanted)

@@ -22,6 +22,7 @@ r.deployment = %(deployment)s and @seen_by
           and (%(currency)s::text is null or r.currency = %(currency)s)
           and (%(holder)s::text is null or %(holder)s in (r.host, r.ti_id, r.run_id))
           and (not %(needs_person)s or r.needs_person or r.state = 'in_doubt')
+          and (not %(waiting)s or r.resume_at is not null)
           and (%(since)s::timestamptz is null or r.created_at >= %(since)s)
           and (%(until)s::timestamptz is null or r.created_at < %(until)s)
 

@@ -26,7 +26,7 @@ export async function show(main) {
 function picture(data, look) {
   const may = data.may_change;
   return [
-    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, ""), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
+    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, T.emptyTodo), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
     section(T.freezes, h("p", { class: "muted" }, T.freezesTold), data.freezes.length ? freezes(data, look) : h("p", { class: "muted" }, T.freezesEmpty), may ? h("p", {}, button(A.freeze.button, () => freeze(look), { id: "freeze-new" })) : ""),
     section(T.history, data.history.length ? h("ol", { class: "timeline" }, ...data.history.map(happened)) : h("p", { class: "muted" }, T.historyEmpty)),
   ];
@@ -42,7 +42,7 @@ function gates(data, look) {
       h("td", {}, h("span", { class: `badge ${gate.closed ? "paused" : "done"}` }, gate.closed ? T.closed : T.open)),
       h("td", {}, !gate.closed ? S.none : gate.closed_for_good ? T.untilOpened : time(gate.closed_until, { both: true })),
       h("td", { class: "said", title: gate.why }, gate.why || S.none, h("div", { class: "muted small" }, gate.actor ? `${gate.actor} · ` : "", time(gate.updated_at))),
-      h("td", {}, gate.waiting ? h("a", { href: place("records", { state: "paused", gate: gate.name }) }, count(gate.waiting)) : "0"),
+      h("td", {}, gate.waiting ? h("a", { href: place("records", { gate: gate.name, waiting: "true" }) }, count(gate.waiting)) : "0"),
       h("td", { class: "pace" }, T.pace_(gate.rate ?? data.default_rate, gate.rate !== null)),
       h("td", { class: "buttons" }, data.may_change
         ? [gate.closed ? named(A.open.one, gate.name, () => open(gate, look)) : named(A.close.one, gate.name, () => close(gate, look)), named(A.rate.one, gate.name, () => pace(gate, look))]
