@@ -137,7 +137,7 @@ export const S = {
       completeness: "Completeness", amount: "At stake", holder: "Holder", claimed_at: "Held since", lease_until: "Lease ends",
       resume_at: "Goes on at", no_later_than: "May still arrive until", first_unknown_at: "In doubt since",
       first_intent_at: "First intent", finished_at: "Finished", created_at: "Began", updated_at: "Changed", gate: "Gate",
-      partition: "Partition", claims: "Claims without an outcome", pauses: "Pauses without progress", call_style: "Cut into calls",
+      partition: "Partition", claims: "Claims in a row", pauses: "Pauses in a row", call_style: "Cut into calls",
       on_doubt: "On doubt", store_result: "Stores its result", result_missing: "Result missing", payload_fields: "Payload's fields",
     },
     effect: { not_applied: "not applied", unknown: "unknown", applied: "applied" },
