@@ -225,7 +225,9 @@ def _isolation(server: Mapping[str, Any]) -> Checks:
 
 def _clock(server: Mapping[str, Any]) -> Checks:
     offset = server["offset"]
-    found = f"This machine is {abs(offset):.1f} s {'behind' if offset > 0 else 'ahead of'} the ledger"
+    way = "behind" if offset > 0 else "ahead of"
+    apart = f"{abs(offset):.1f} s" if abs(offset) >= 0.05 else "less than 0.1 s"
+    found = f"This machine is {apart} {way} the ledger"
     if abs(offset) > CLOCK_LIMIT:
         yield Check(
             "clock",

@@ -82,9 +82,10 @@ ITEMS = """
 
 
 TALLY = """
-    insert into runguard.tally (deployment, dag_id, state, failure_class, needs_person, currency, n, amount)
-    select deployment, dag_id, state, coalesce(failure_class, ''), needs_person, currency, count(*), sum(amount)
-      from runguard.record where state <> 'running' group by 1, 2, 3, 4, 5, 6
+    insert into runguard.tally (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount)
+    select deployment, dag_id, state, coalesce(failure_class, ''), needs_person, currency,
+           case when resume_at is null then '' else coalesce(gate, '') end, count(*), sum(amount)
+      from runguard.record where state <> 'running' group by 1, 2, 3, 4, 5, 6, 7
 """
 PULSE = """
     insert into runguard.pulse (deployment, span, at, dag_id, state, n)

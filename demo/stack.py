@@ -172,6 +172,28 @@ class AirflowStack:
         self.services[component].start()
 
     @contextmanager
+    def another_api_server(self, prefix: str, env: Mapping[str, str] | None = None) -> Iterator[str]:
+        """A second api-server beside the first, whose ``[api] base_url`` ends in ``prefix``; its URL, when it answers.
+
+        :param env: further environment variables, of this one alone.
+        """
+        port = free_port()
+        url = f"http://127.0.0.1:{port}{prefix}"
+        second = Service(
+            "airflow api-server 2",
+            [sys.executable, "-m", "airflow", *_COMPONENTS["api-server"]],
+            log=self.home / "api-server-2.log",
+            env=self.env | {"AIRFLOW__API__BASE_URL": url, "AIRFLOW__API__PORT": str(port), **(env or {})},
+            patience=5.0,
+        )
+        second.start()
+        try:
+            second.wait_ready(AirflowApi(url, USER, PASSWORD).health, timeout=300)
+            yield url
+        finally:
+            second.stop()
+
+    @contextmanager
     def another_scheduler(self) -> Iterator[None]:
         """A second scheduler beside the first, for as long as the context lasts."""
         second = Service(

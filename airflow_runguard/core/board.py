@@ -39,6 +39,7 @@ FOLD_AT = 1_000
 """Changes not added up yet, from which on reading the numbers adds them up."""
 FAR = 2**62
 
+WAITING = (State.PAUSED.value, State.IN_DOUBT.value)
 UNFINISHED = tuple(state.value for state in State if state is not State.DONE)
 DIRECTIONS = {
     "newest": {"cmp": "<", "edge": "min", "far": "max", "dir": "desc"},
@@ -55,8 +56,8 @@ class Filter:
     """Which records are wanted; ``None`` = whichever.
 
     :param failure_class: ``none`` = those without one. :param prefix: of the key.
-    :param waiting: has a turn at a gate: paused, or in doubt and about to be sent again.
     :param holder: the host, the run or the id of the task instance that has or had it.
+    :param waiting: has a turn at a gate: paused, or in doubt and about to be sent again.
     :param since, until: when the record began.
     """
 
@@ -182,9 +183,12 @@ class Board(Ledger):
         return "all", ()
 
     def _states(self, wanted: Filter) -> Sequence[str] | None:
-        """Only what is not done has a failure class or waits."""
-        unfinished = wanted.failure_class not in (None, "none") or wanted.waiting
-        return UNFINISHED if wanted.states is None and unfinished else wanted.states
+        """Only what is not done has a failure class, and only what is paused or in doubt waits at a gate."""
+        if wanted.states is not None:
+            return wanted.states
+        if wanted.waiting:
+            return WAITING
+        return UNFINISHED if wanted.failure_class not in (None, "none") else None
 
     def _matching(self, wanted: Filter, readable: Readable) -> dict[str, Any]:
         states = self._states(wanted)
@@ -307,7 +311,7 @@ class Board(Ledger):
         Who may not see all records is told how many of theirs wait, and why a person closed it; but neither who did,
         nor what a vendor answered, which may be to a task that they may not see.
         """
-        parameters = {"deployment": self.deployment, "dags": _listed(readable), "name": name, "limit": MANY}
+        parameters = {"deployment": self.deployment, "dags": _listed(readable), "name": name}
         return self._all("board_gates", parameters)
 
     def board_freezes(self, readable: Readable = None, *, limit: int = 100) -> Sequence[Mapping[str, Any]]:

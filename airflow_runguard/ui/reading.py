@@ -342,8 +342,7 @@ def gates(board: BoardDep, who: ReaderDep) -> Data:
 
 
 def _gate(row: Mapping[str, Any]) -> Data:
-    shown = {name: shapes.plain(value) for name, value in row.items() if name not in ("now", "waiting")}
-    return {**shown, "waiting": {"n": row["waiting"], "more": row["waiting"] >= MANY}}
+    return {name: shapes.plain(value) for name, value in row.items() if name != "now"}
 
 
 def _freeze(row: Mapping[str, Any]) -> Data:

@@ -15,7 +15,7 @@ import pytest
 from airflow_runguard.core.board import Board, Filter, beyond
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import State
+from airflow_runguard.core.record import State, Verdict
 from tests.core import books, engine
 
 SQL = psycopg.Connection[Any]
@@ -77,6 +77,56 @@ def test_the_tally_is_the_count_whatever_happens_and_whenever_it_is_folded(
     sql.execute("select runguard.fold()")
     assert tallied(board) == counted(sql)
     assert sql.execute("select count(*) from runguard.tally_change").fetchone() == (0,)
+
+
+def waiting(board: Board, readable: set[str] | None = None) -> dict[str, int]:
+    return {gate["name"]: gate["waiting"] for gate in board.board_gates(readable) if gate["waiting"]}
+
+
+def waiting_lines(sql: SQL, dags: str = "%") -> dict[str, int]:
+    lines = "select gate, count(*) from runguard.record where resume_at is not null and gate <> '' and dag_id like %s"
+    return dict(sql.execute(f"{lines} group by 1", [dags]).fetchall())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_tally_counts_those_that_wait_at_each_gate_whatever_moves_them(
+    ledger: Ledger, sql: SQL, board: Board, seed: int
+) -> None:
+    chance = random.Random(seed)
+    outcomes = {
+        State.DONE: None,
+        State.FAILED: books.DECLINED,
+        State.PAUSED: books.QUOTA,
+        State.IN_DOUBT: books.UNKNOWN,
+        State.PENDING: books.NEVER_SENT,
+    }
+    most = Counter[str]()
+    for _ in range(100):
+        gate = chance.choice(["stripe", "mail"])
+        rules: dict[str, Any] = {"gate": chance.choice([gate, None]), "on_doubt": "replay", "max_call_time": 0.001}
+        what = engine.order(f"k{chance.randrange(60)}", **rules)
+        claim = ledger.claim(what, holder := engine.holder(dag_id=chance.choice(["bill", "ship"])))
+        if claim.verdict is Verdict.RUN:
+            state = chance.choice(list(outcomes))
+            books.Held(ledger, what, claim, holder).settle(state, outcomes[state])
+        match chance.randrange(12):
+            case 0:
+                ledger.open_gate(gate, rate=1000, actor="ann", reason="raised")
+            case 1:
+                ledger.set_rate(gate, rate=100, default=5, actor="ann", reason="slower")
+            case 2:
+                ledger.close_gate(gate, until=datetime(2040, 1, 1, tzinfo=UTC), rate=5, actor="ann", reason="over")
+            case 3:
+                ledger.resolve(claim.record_id, chance.choice(["happened", "did_not_happen"]), force=True, **PEOPLE)
+            case 4:
+                ledger.resume_now(claim.record_id, **PEOPLE)
+            case 5:
+                sql.execute("select runguard.fold()")
+        assert waiting(board) == waiting_lines(sql)
+        assert waiting(board, {"ship"}) == waiting_lines(sql, "ship")
+        most |= Counter(waiting(board))
+    assert sorted(most) == ["mail", "stripe"]
+    assert tallied(board) == counted(sql)
 
 
 def test_a_claim_that_is_refused_or_replayed_counts_nothing(ledger: Ledger, sql: SQL, board: Board) -> None:

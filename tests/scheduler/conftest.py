@@ -12,6 +12,7 @@ import pytest
 
 from demo.drive import GUARDED, PATIENCE
 from demo.ground import ROOT, Ground
+from tests.scheduler.looking import browser, ledger, page, paged  # noqa: F401 - fixtures of the pages' tests
 
 ASKING = (
     "asking",

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import psycopg
 import pytest
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.ledger import Ledger
-from airflow_runguard.core.record import Effect, Failure, FailureClass, Grant, Holder, Order, Outcome, Settlement, State
-from demo.airflow_api import AirflowApi
+from airflow_runguard.core.record import State
 from demo.drive import PATIENCE, TASK
 from demo.ground import DEPLOYMENT, Ground
 from demo.stack import USER, VIEWER
 from tests.core import batches, engine
+from tests.scheduler.looking import HOSTILE, Page, doubtful
 from tests.scheduler.test_asking import Asked
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
-
-CHROMIUM = next((found for name in ("chromium", "chromium-browser") if (found := shutil.which(name))), None)
-SAFE = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync --no-proxy-server"
-HOSTILE = '<img src=x onerror="window.top.hacked=1"><script>window.top.hacked=1</script>\'"{{7*7}}'
-WAIT = PATIENCE * 1000
-RUN = "run-of-pages"
 
 CONTRAST = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -62,85 +50,6 @@ CONTRAST = """() => {
 """What of a page has less than 4.5:1 (WCAG AA)."""
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None and os.environ.get("CI") != "true":
-        pytest.skip("The pages are looked at in Chromium, which is not installed: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=SAFE.split())
-        yield running
-        running.close()
-
-
-class Page:
-    """Airflow's own page, with the frame that is ours."""
-
-    def __init__(self, browser: Any, ground: Ground, user: str, theme: str = "light", width: int = 1280) -> None:
-        self.url = ground.airflow.url
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        api = AirflowApi(self.url, user, user)
-        token = api.call("POST", "/auth/token", {"username": user, "password": user}, login=False)["access_token"]
-        context.add_cookies([{"name": "_token", "value": token, "url": self.url}])
-        context.add_init_script(f"if (!localStorage.getItem('theme')) localStorage.setItem('theme', '{theme}')")
-        self.page = context.new_page()
-        self.page.set_default_timeout(60_000)
-        self.errors: list[str] = []
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-
-    def open(self, place: str = "", host: str = "/plugin/runguard") -> Any:
-        """Our frame, when it has its data."""
-        self.page.goto(f"{self.url}{host}{f'/runguard/ui/{place}' if place else ''}")
-        frame = self.page.frame_locator('iframe[title="Ledger"]')
-        frame.locator("body[data-ready]").wait_for()
-        return frame
-
-
-@pytest.fixture
-def page(browser: Any, ground: Ground) -> Iterator[Page]:
-    page = Page(browser, ground, USER)
-    yield page
-    page.page.context.close()
-    assert page.errors == []
-
-
-@pytest.fixture(scope="module")
-def ledger(ground: Ground) -> Iterator[Ledger]:
-    with closing(Ledger(lambda: psycopg.connect(ground.ledger_url), deployment=DEPLOYMENT)) as ledger:
-        ledger.check()
-        yield ledger
-
-
-def doubtful(ledger: Ledger, key: str) -> int:
-    """A record in doubt, as a task leaves it whose answer never came."""
-    order = Order(
-        identity=keys.identity(DEPLOYMENT, "pages", key), payload=keys.payload({"n": key}), max_call_time=0.01
-    )
-    holder = Holder(uuid.uuid4().hex, uuid.uuid4().hex, "paging", "single", "no-such-run", 1, -1, "host", 1)
-    claim = ledger.claim(order, holder)
-    unknown = Failure(FailureClass.TIMEOUT, Effect.UNKNOWN, evidence=f"read timeout {HOSTILE}")
-    ledger.write(
-        Grant(order.identity, claim.record_id, claim.generation, claim.fence),
-        holder=holder,
-        order=order,
-        outcomes=[Outcome("body", failure=unknown, error=f"no answer {HOSTILE}")],
-        settlement=Settlement(State.IN_DOUBT, failure=unknown, error=f"no answer {HOSTILE}"),
-    )
-    return claim.record_id
-
-
-@pytest.fixture(scope="module")
-def paged(ground: Ground) -> str:
-    """A run with records of a mapped task and of one that is not."""
-    api = ground.airflow.api
-    api.wait_dag("paging", PATIENCE)
-    api.unpause("paging")
-    api.trigger("paging", run_id=RUN)
-    assert api.wait_run("paging", RUN, PATIENCE) == "success"
-    return RUN
-
-
 # -- looking -----------------------------------------------------------------------------------------------------------
 
 
@@ -151,7 +60,7 @@ def test_the_overview_counts_and_every_number_leads_to_its_list(page: Page, ledg
     tile = frame.locator("a.tile", has_text="In doubt")
     assert int(tile.locator(".number").inner_text()) >= 2
     frame.locator("tr", has_text="done").get_by_role("link").first.click()
-    frame.locator("table.list a.key", has_text=f"single/{RUN}").wait_for()
+    frame.locator("table.list a.key", has_text=f"single/{paged}").wait_for()
     assert "state=done" in page.page.frames[-1].url
     assert frame.locator("table.list tbody tr", has_text="in doubt").count() == 0
 
@@ -217,7 +126,7 @@ def test_the_colours_follow_airflow_at_once_and_all_text_can_be_read(
     browser: Any, ground: Ground, ledger: Ledger
 ) -> None:
     record_id = doubtful(ledger, "colours")
-    page = Page(browser, ground, USER, width=1024)
+    page = Page(browser, ground.airflow.url, USER, width=1024)
     for place in ("?view=overview", "?view=records", f"?view=record&id={record_id}", "?view=gates", "?view=health"):
         frame = page.open(place)
         inner = page.page.frames[-1]
@@ -340,7 +249,7 @@ def test_a_gate_is_closed_and_opened_with_a_reason(page: Page, ledger: Ledger) -
 
 def test_a_viewer_has_no_buttons_that_change_something(browser: Any, ground: Ground, ledger: Ledger) -> None:
     record_id = doubtful(ledger, "viewed")
-    page = Page(browser, ground, VIEWER)
+    page = Page(browser, ground.airflow.url, VIEWER)
     frame = page.open(f"?view=record&id={record_id}")
     frame.get_by_text("Nobody knows whether it happened").first.wait_for()
     frame.get_by_text("Airflow has no such task instance any more").wait_for()

@@ -139,9 +139,9 @@ def test_a_gate_tells_nobody_of_tasks_that_they_may_not_see(api: Api, ledger: Le
         seen = [person.see("gates")["gates"], person.see("overview")["gates"]]
         return [one for (one,) in (*seen, [person.see(f"records/{claim.record_id}")["gate"]])]
 
-    assert [(one["why"], one["actor"], one["waiting"]["n"]) for one in gates(reed)] == [(None, None, 1)] * 3
+    assert [(one["why"], one["actor"], one["waiting"]) for one in gates(reed)] == [(None, None, 1)] * 3
     for one in gates(vic):
-        assert ("ACME" in one["why"], "merger" in one["actor"], one["waiting"]["n"]) == (True, True, 3)
+        assert ("ACME" in one["why"], "merger" in one["actor"], one["waiting"]) == (True, True, 3)
     queries: dict[str, dict[str, Any]] = {"/events": {"before": 2**40}, "/lines": {"ids": [claim.record_id]}}
     for path in paths(api, "GET"):
         query = queries.get(path[path.rindex("/") :], {})

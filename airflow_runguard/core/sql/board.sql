@@ -145,18 +145,22 @@ select count(*) as n from (select from runguard.record r where r.state = 'runnin
                               and @seen_by limit %(limit)s::int) c
 
 -- name: board_gates
+with waiting as (
+    select t.gate, sum(t.n)::bigint as n
+      from (select deployment, dag_id, gate, n from runguard.tally
+             union all
+            select deployment, dag_id, gate, n from runguard.tally_change) t
+     where t.deployment = %(deployment)s and t.gate <> ''
+       and (%(dags)s::text[] is null or t.dag_id = any (%(dags)s::text[])) group by 1 having sum(t.n) <> 0
+)
 select g.name, g.epoch, nullif(g.closed_until, '-infinity') as closed_until, nullif(g.next_slot, '-infinity') as next_slot,
        g.closed_until = 'infinity' as closed_for_good, g.closed_until > clock_timestamp() as closed, g.rate,
        case when g.by_person or %(dags)s::text[] is null then g.why end as why,
        case when %(dags)s::text[] is null then g.actor end as actor,
-       g.updated_at, clock_timestamp() as now,
-       (select count(*) from (select from runguard.record r where r.deployment = g.deployment and r.gate = g.name
-                                 and r.resume_at is not null and @seen_by limit %(limit)s::int) c) as waiting
-  from runguard.gate g
+       g.updated_at, clock_timestamp() as now, coalesce(w.n, 0) as waiting
+  from runguard.gate g left join waiting w on w.gate = g.name
  where g.deployment = %(deployment)s
-   and case when %(name)s::text is not null then g.name = %(name)s
-            else %(dags)s::text[] is null or exists (select from runguard.record r where r.deployment = g.deployment
-                                                        and r.gate = g.name and r.resume_at is not null and @seen_by) end
+   and case when %(name)s::text is not null then g.name = %(name)s else %(dags)s::text[] is null or w.n is not null end
  order by g.closed_until > clock_timestamp() desc, g.name
 
 -- name: board_freezes

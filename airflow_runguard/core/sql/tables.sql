@@ -248,9 +248,10 @@ create table runguard.tally (
     failure_class text not null,
     needs_person  boolean not null,
     currency      text not null,
+    gate          text not null,                            -- at which they wait; '' = at none
     n             bigint not null,
     amount        numeric not null,
-    primary key (deployment, dag_id, state, failure_class, needs_person, currency)
+    primary key (deployment, dag_id, state, failure_class, needs_person, currency, gate)
 );
 create table runguard.tally_change (
     at            timestamptz not null default clock_timestamp(),
@@ -260,6 +261,7 @@ create table runguard.tally_change (
     failure_class text not null,
     needs_person  boolean not null,
     currency      text not null,
+    gate          text not null,
     n             smallint not null check (n in (-1, 1)),
     amount        numeric not null,
     entered       boolean not null                          -- it came into this state, and did not only change within it

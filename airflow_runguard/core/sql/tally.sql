@@ -5,17 +5,21 @@ create or replace function runguard.count_record() returns trigger language plpg
 begin
     if tg_op = 'UPDATE' then
         if old.state <> 'running' and old.renamed_to is null then
-            insert into runguard.tally_change (deployment, dag_id, state, failure_class, needs_person, currency, n, amount, entered)
+            insert into runguard.tally_change
+                   (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount, entered)
             values (old.deployment, coalesce(old.dag_id, ''), old.state, coalesce(old.failure_class, ''), old.needs_person,
-                    coalesce(old.currency, ''), -1, -coalesce(old.amount, 0), false);
+                    coalesce(old.currency, ''), case when old.resume_at is null then '' else coalesce(old.gate, '') end,
+                    -1, -coalesce(old.amount, 0), false);
         end if;
         if new.state = 'running' or new.renamed_to is not null then
             return null;
         end if;
     end if;
-    insert into runguard.tally_change (deployment, dag_id, state, failure_class, needs_person, currency, n, amount, entered)
+    insert into runguard.tally_change
+           (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount, entered)
     values (new.deployment, coalesce(new.dag_id, ''), new.state, coalesce(new.failure_class, ''), new.needs_person,
-            coalesce(new.currency, ''), 1, coalesce(new.amount, 0), tg_op = 'INSERT' or new.state <> old.state);
+            coalesce(new.currency, ''), case when new.resume_at is null then '' else coalesce(new.gate, '') end,
+            1, coalesce(new.amount, 0), tg_op = 'INSERT' or new.state <> old.state);
     return null;
 end $$;
 
@@ -26,7 +30,9 @@ create or replace trigger count_moved after update on runguard.record for each r
     when (not (old.state = 'running' and new.state = 'running') and (
           old.state <> new.state or old.renamed_to is distinct from new.renamed_to or old.needs_person <> new.needs_person
           or old.failure_class is distinct from new.failure_class or old.dag_id is distinct from new.dag_id
-          or old.currency is distinct from new.currency or old.amount is distinct from new.amount))
+          or old.currency is distinct from new.currency or old.amount is distinct from new.amount
+          or (old.resume_at is null) <> (new.resume_at is null)
+          or new.resume_at is not null and old.gate is distinct from new.gate))
     execute function runguard.count_record();
 
 -- Adds the changes up, one caller at a time; whoever comes second, or may not, leaves it to others: a sweep must not fail
@@ -42,10 +48,11 @@ begin
     with gone as (
         delete from runguard.tally_change returning *
     ), counted as (
-        insert into runguard.tally as t (deployment, dag_id, state, failure_class, needs_person, currency, n, amount)
-        select g.deployment, g.dag_id, g.state, g.failure_class, g.needs_person, g.currency, sum(g.n), sum(g.amount)
-          from gone g group by 1, 2, 3, 4, 5, 6
-        on conflict (deployment, dag_id, state, failure_class, needs_person, currency)
+        insert into runguard.tally as t
+               (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount)
+        select g.deployment, g.dag_id, g.state, g.failure_class, g.needs_person, g.currency, g.gate, sum(g.n), sum(g.amount)
+          from gone g group by 1, 2, 3, 4, 5, 6, 7
+        on conflict (deployment, dag_id, state, failure_class, needs_person, currency, gate)
         do update set n = t.n + excluded.n, amount = t.amount + excluded.amount
     )
     insert into runguard.pulse as p (deployment, span, at, dag_id, state, n)

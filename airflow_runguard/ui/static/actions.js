@@ -12,7 +12,7 @@ const ANSWERS = { happened: "it happened", did_not_happen: "it did not happen: d
 export function actions(data, done) {
   const { record, may_change: may } = data;
   if (!may) return [];
-  const act = (one, click) => button(T[one].button, () => click(data, done), { id: `act-${one}` });
+  const act = (one, click) => button(T[one].button, () => click(data, done), { id: `act-${one}`, class: one === "resolve" ? "primary" : null });
   const found = [];
   if (record.state === "broken") return [act("repair", repair)];
   if (record.state === "in_doubt" || (record.state === "failed" && record.effect !== "not_applied") || (record.state === "done" && record.result_missing)) found.push(act("resolve", resolve));

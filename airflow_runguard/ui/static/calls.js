@@ -2,6 +2,7 @@
 import { reopenItems, resolve } from "./actions.js";
 import { get } from "./api.js";
 import { button, h, section } from "./dom.js";
+import { keepingFocus } from "./live.js";
 import { badge, copyable, count, json } from "./parts.js";
 import { S } from "./strings.js";
 import { time } from "./times.js";
@@ -123,7 +124,7 @@ export class Calls {
     const shown = this.rows.slice(from, from + SIGHT / ROW + 30);
     this.number.textContent = T.callsCount(count(this.rows.length), this.next);
     this.inner.style.height = `${this.rows.length * ROW}px`;
-    this.inner.replaceChildren(...shown.map((call, number) => this.row(call, from + number)));
+    keepingFocus(this.inner, () => this.inner.replaceChildren(...shown.map((call, number) => this.row(call, from + number))));
     this.offer();
   }
 
@@ -138,8 +139,8 @@ export class Calls {
         ? h("span", {}, finished ? h("input", { type: "checkbox", checked: this.chosen.has(call.name), "aria-label": T.selectCall(call.name), onchange: (event) => this.choose(call, event.target.checked) }) : "")
         : "",
       h("span", { class: "cut", title: call.name }, call.name),
-      h("span", {}, badge(call.state), may ? button(T.resolveCall, () => resolve(this.data, this.changed, call.name), { class: "plain" }) : "",
-        finished ? button(T.reopenCall, () => reopenItems(this.data, this.changed, [call]), { class: "plain" }) : ""),
+      h("span", {}, badge(call.state), may ? button(T.resolveCall, () => resolve(this.data, this.changed, call.name), { class: "plain", "aria-label": `${T.resolveCall} ${call.name}` }) : "",
+        finished ? button(T.reopenCall, () => reopenItems(this.data, this.changed, [call]), { class: "plain", "aria-label": `${T.reopenCall} ${call.name}` }) : ""),
       h("span", {}, time(call.intent_at)),
       h("span", { class: "cut" }, copyable(call.vendor_key)),
       h("span", { class: "cut" }, copyable(call.external_id)),

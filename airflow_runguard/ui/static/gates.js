@@ -26,7 +26,7 @@ export async function show(main) {
 function picture(data, look) {
   const may = data.may_change;
   return [
-    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, ""), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
+    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, T.emptyTodo), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
     section(T.freezes, h("p", { class: "muted" }, T.freezesTold), data.freezes.length ? freezes(data, look) : h("p", { class: "muted" }, T.freezesEmpty), may ? h("p", {}, button(A.freeze.button, () => freeze(look), { id: "freeze-new" })) : ""),
     section(T.history, data.history.length ? h("ol", { class: "timeline" }, ...data.history.map(happened)) : h("p", { class: "muted" }, T.historyEmpty)),
   ];
@@ -42,10 +42,10 @@ function gates(data, look) {
       h("td", {}, h("span", { class: `badge ${gate.closed ? "paused" : "done"}` }, gate.closed ? T.closed : T.open)),
       h("td", {}, !gate.closed ? S.none : gate.closed_for_good ? T.untilOpened : time(gate.closed_until, { both: true })),
       h("td", { class: "said", title: gate.why }, gate.why || S.none, h("div", { class: "muted small" }, gate.actor ? `${gate.actor} · ` : "", time(gate.updated_at))),
-      h("td", {}, gate.waiting.n ? h("a", { href: place("records", { state: "paused", gate: gate.name }) }, count(gate.waiting.n, gate.waiting.more)) : "0"),
+      h("td", {}, gate.waiting ? h("a", { href: place("records", { gate: gate.name, waiting: "true" }) }, count(gate.waiting)) : "0"),
       h("td", { class: "pace" }, T.pace_(gate.rate ?? data.default_rate, gate.rate !== null)),
       h("td", { class: "buttons" }, data.may_change
-        ? [gate.closed ? button(A.open.one, () => open(gate, look)) : button(A.close.one, () => close(gate, look)), button(A.rate.one, () => pace(gate, look))]
+        ? [gate.closed ? named(A.open.one, gate.name, () => open(gate, look)) : named(A.close.one, gate.name, () => close(gate, look)), named(A.rate.one, gate.name, () => pace(gate, look))]
         : "")))),
   ));
 }
@@ -54,19 +54,22 @@ function freezes(data, look) {
   return h("div", { class: "wide" }, h("table", {},
     heads(T.scope, T.since, T.by, T.reason, T.ended, ""),
     h("tbody", {}, ...data.freezes.map((one) => h("tr", { class: one.thawed_at ? "muted" : "" },
-      h("th", { scope: "row", class: "name" }, named(one)),
+      h("th", { scope: "row", class: "name" }, scoped(one)),
       h("td", {}, time(one.at, { both: true })),
       h("td", {}, one.actor),
       h("td", { class: "said" }, one.reason),
       h("td", {}, one.thawed_at ? [time(one.thawed_at), h("div", { class: "small" }, `${one.thawed_by}: ${one.thaw_reason}`)] : S.none),
-      h("td", { class: "buttons" }, !one.thawed_at && data.may_change ? button(A.thaw.one, () => thaw(one, look)) : "")))),
+      h("td", { class: "buttons" }, !one.thawed_at && data.may_change ? named(A.thaw.one, scoped(one), () => thaw(one, look)) : "")))),
   ));
 }
 
-const named = (one) => `${A.freeze.scopes[one.scope]} ${one.value}`.trim();
+const scoped = (one) => `${A.freeze.scopes[one.scope]} ${one.value}`.trim();
+
+/** A button of one line among many: to whom only hears it, it says of which. */
+const named = (text, name, click) => button(text, click, { "aria-label": `${text} ${name}` });
 
 function happened(one) {
-  const about = one.gate ?? (one.scope ? named(one) : "");
+  const about = one.gate ?? (one.scope ? scoped(one) : "");
   const until = one.until && one.until !== "infinity" ? [" → ", time(one.until, { both: true })] : "";
   const rate = one.rate ? ` → ${one.rate}/s` : "";
   return h("li", {}, h("span", { class: "at" }, time(one.at, { both: true })), h("span", { class: "sentence" }, `${one.actor} ${T.kinds[one.kind] ?? one.kind} ${about}`, rate, until, one.reason ? `: ${one.reason}` : ""));
@@ -119,5 +122,5 @@ function freeze(done) {
 }
 
 function thaw(one, done) {
-  ask({ title: A.thaw.title, fields: [h("p", {}, h("strong", {}, named(one)))], will: () => A.thaw.will, go: A.thaw.go, send: (values) => post("freezes/thaw", { scope: one.scope, value: one.value, reason: values.reason }), done });
+  ask({ title: A.thaw.title, fields: [h("p", {}, h("strong", {}, scoped(one)))], will: () => A.thaw.will, go: A.thaw.go, send: (values) => post("freezes/thaw", { scope: one.scope, value: one.value, reason: values.reason }), done });
 }

@@ -18,6 +18,21 @@ export function everySoOften(look, seconds = 5) {
   setTimeout(once, seconds * 1_000);
 }
 
+const REACHED = "a[href], button, input, select, textarea, summary, [tabindex]";
+const marks = (one) => [one.id, one.getAttribute("aria-label"), one.getAttribute("href"), one.textContent];
+
+/** Whoever stands on something stays on it, or on what took its place: a link to the same list has another number now. */
+export function keepingFocus(place, change) {
+  const at = document.activeElement;
+  const before = place.contains(at) ? marks(at) : null;
+  change();
+  if (!before || place.contains(document.activeElement)) return;
+  const reached = [...place.querySelectorAll(REACHED)];
+  const name = before.findIndex(Boolean);
+  const same = reached.find((one) => marks(one).every((mark, n) => mark === before[n])) ?? reached.find((one) => marks(one)[name] === before[name]);
+  same?.focus({ preventScroll: true });
+}
+
 /** Draws anew only what changed, so that nothing jumps or loses its focus. */
 export function drawer(place, draw) {
   let before = "";
@@ -26,9 +41,9 @@ export function drawer(place, draw) {
     if (after === before) return;
     before = after;
     const open = new Set([...place.querySelectorAll("details[open][id]")].map((one) => one.id));
-    const at = document.activeElement?.id;
-    place.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
-    for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    if (at) document.getElementById(at)?.focus({ preventScroll: true });
+    keepingFocus(place, () => {
+      place.replaceChildren(...[draw(data)].flat(Infinity).filter(Boolean));
+      for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    });
   };
 }

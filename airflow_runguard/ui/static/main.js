@@ -16,7 +16,7 @@ function head(view, me) {
   const links = Object.entries(S.nav)
     .filter(([name]) => name !== "health" || me.may_see_settings)
     .map(([name, text]) => h("a", { href: place(name), "aria-current": name === current ? "page" : null }, text));
-  top.replaceChildren(h("nav", { "aria-label": S.title }, ...links), h("span", { class: "muted" }, me.deployment));
+  top.replaceChildren(h("nav", { "aria-label": S.title }, ...links), h("span", { class: "muted" }, `${S.deployment} `, h("strong", {}, me.deployment)));
 }
 
 async function start() {

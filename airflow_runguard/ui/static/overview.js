@@ -3,9 +3,9 @@ import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { empty, h, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
-import { badge, className, count, money, place, task } from "./parts.js";
+import { added, badge, className, count, money, place, task } from "./parts.js";
 import { S } from "./strings.js";
-import { now, setNow, time } from "./times.js";
+import { setNow, time } from "./times.js";
 
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
 const CLASSES = ["timeout", "quota", "validation", "processing", "planning", "unknown"];
@@ -49,11 +49,11 @@ function counted(data) {
 }
 
 const stake = (data, fits) => {
-  const sums = new Map();
+  const amounts = new Map();
   for (const one of data.counts.filter(fits)) {
-    if (one.amount !== undefined) sums.set(one.currency, (sums.get(one.currency) ?? 0) + Number(one.amount));
+    if (one.amount !== undefined) amounts.set(one.currency, [...(amounts.get(one.currency) ?? []), one.amount]);
   }
-  return [...sums].filter(([, sum]) => sum).map(([currency, sum]) => money(sum, currency)).join(", ");
+  return [...amounts].map(([currency, some]) => [currency, added(some)]).filter(([, sum]) => Number(sum)).map(([currency, sum]) => money(sum, currency)).join(", ");
 };
 
 function tiles(data, cells) {
@@ -110,7 +110,7 @@ function needing(data) {
           "li",
           {},
           h("div", { class: "line" }, badge(one.state), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "muted end" }, time(since(one)))),
-          h("div", { class: "line muted" }, h("span", { class: "cut" }, one.error || className(one.failure_class)), h("span", { class: "end" }, one.amount ? money(one.amount, one.currency) : "", " ", task(one))),
+          h("div", { class: "line muted" }, h("span", { class: "cut" }, one.error || className(one.failure_class)), h("span", { class: "end" }, [one.amount && money(one.amount, one.currency), task(one)].filter(Boolean).join(" · "))),
         )))
       : h("p", { class: "muted" }, T.needsNone),
     rows.length ? h("p", {}, h("a", { href: place("records", { needs_person: "true", sort: "oldest" }) }, T.needsMore)) : null,
@@ -121,7 +121,7 @@ function closed(data) {
   const gates = data.gates.map((gate) => h(
     "li",
     {},
-    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("records", { state: "paused", gate: gate.name }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting.n, gate.waiting.more), " ", S.gates.waiting.toLowerCase())),
+    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("records", { gate: gate.name, waiting: "true" }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting), " ", S.gates.waiting.toLowerCase())),
     h("div", { class: "line muted" }, h("span", { class: "cut" }, gate.why), h("span", { class: "end" }, gate.closed_for_good ? S.gates.untilOpened : time(gate.closed_until, { both: true }))),
   ));
   const freezes = data.freezes.map((one) => h(
@@ -146,7 +146,7 @@ function running(data) {
           "li",
           {},
           h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, S.record.facts.claimed_at.toLowerCase(), " ", time(one.claimed_at))),
-          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, Date.parse(one.lease_until) < now() ? T.silent : S.record.facts.lease_until.toLowerCase(), " ", time(one.lease_until))),
+          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, time(one.lease_until, { words: S.records.lease }))),
         )))
       : h("p", { class: "muted" }, T.runningNone),
   );

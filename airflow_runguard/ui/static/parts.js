@@ -24,11 +24,22 @@ export function badge(state) {
 
 export const className = (name) => (name ? S.failureClass[name] ?? name : S.none);
 
+/** An amount, with the decimals that it has: 12.50 stays 12.50. */
 export function money(amount, currency) {
   if (amount === null || amount === undefined) return S.none;
-  const number = Number(amount);
-  const shown = Number.isSafeInteger(Math.trunc(number)) ? number.toLocaleString(undefined, { maximumFractionDigits: 6 }) : amount;
-  return `${currency ? `${currency} ` : ""}${shown}`;
+  return [currency, new Intl.NumberFormat(undefined, { minimumFractionDigits: decimals(amount) }).format(amount)].filter(Boolean).join(" ");
+}
+
+const decimals = (amount) => Math.min(20, amount.split(".")[1]?.length ?? 0);
+
+/** The sum of amounts, exactly, with the decimals of the finest. */
+export function added(amounts) {
+  const fine = Math.max(...amounts.map(decimals));
+  const parts = amounts.map((amount) => BigInt(amount.replace(".", "") + "0".repeat(fine - decimals(amount))));
+  const text = parts.reduce((sum, part) => sum + part, 0n).toString();
+  const [sign, digits] = text.startsWith("-") ? ["-", text.slice(1)] : ["", text];
+  const whole = digits.padStart(fine + 1, "0");
+  return `${sign}${whole.slice(0, whole.length - fine)}${fine ? `.${whole.slice(-fine)}` : ""}`;
 }
 
 export const count = (number, more = false) => `${more ? `${S.more} ` : ""}${number.toLocaleString()}`;

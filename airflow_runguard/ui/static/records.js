@@ -2,14 +2,14 @@
 import { resolveMany } from "./actions.js";
 import { exported, get, hostLink } from "./api.js";
 import { button, empty, h } from "./dom.js";
-import { everySoOften } from "./live.js";
+import { everySoOften, keepingFocus } from "./live.js";
 import { badge, className, count, inLedger, money, parameters, place, task } from "./parts.js";
 import { S } from "./strings.js";
 import { setNow, time } from "./times.js";
 
 const T = S.records;
 const FIRST = ["state", "failure_class", "dag_id", "key_prefix", "needs_person", "sort"];
-const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "holder", "currency", "since", "until"];
+const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "waiting", "holder", "currency", "since", "until"];
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
 const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
 const ENOUGH = 50;
@@ -72,7 +72,7 @@ function field(name, value) {
   if (name === "state") return choice(STATES, S.state);
   if (name === "failure_class") return choice(CLASSES, S.failureClass);
   if (name === "sort") return choice(["newest", "oldest", "name"], T.sorts);
-  if (name === "needs_person") return h("label", { class: "check" }, h("input", { type: "checkbox", name, value: "true", checked: value === "true" }), text);
+  if (name === "needs_person" || name === "waiting") return h("label", { class: "check" }, h("input", { type: "checkbox", name, value: "true", checked: value === "true" }), text);
   if (name === "since" || name === "until") return h("label", {}, h("span", {}, text), h("input", { type: "datetime-local", name, value: value ? local(value) : "" }));
   return h("label", {}, h("span", {}, text), h("input", { type: name === "map_index" ? "number" : "text", name, value: value ?? "", autocomplete: "off", spellcheck: "false" }));
 }
@@ -124,9 +124,7 @@ class List {
       for (const record of records) {
         const shown = this.rows.get(record.id);
         if (shown && JSON.stringify(shown.record) !== JSON.stringify(record)) {
-          const focused = shown.row.contains(document.activeElement);
-          this.put(record);
-          if (focused) this.rows.get(record.id).row.querySelector("a").focus({ preventScroll: true });
+          keepingFocus(this.body, () => this.put(record));
         }
       }
     }
@@ -192,12 +190,12 @@ class List {
       this.tools();
     };
     const may = record.may_change && record.state === "in_doubt";
-    const [word, until] = { paused: [T.until, record.resume_at], running: [T.lease, record.lease_until] }[record.state] ?? [];
+    const [words, until] = { paused: [T.until, record.resume_at], running: [T.lease, record.lease_until] }[record.state] ?? [];
     return h(
       "tr",
       {},
       h("td", { class: "pick" }, may ? h("input", { type: "checkbox", "aria-label": T.select(record.key), checked: this.chosen.has(record.id), onchange: pick }) : ""),
-      h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, word, " ", time(until)) : ""),
+      h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, time(until, { words })) : ""),
       h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key" }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
       h("td", { class: "narrow" }, className(record.failure_class)),
       h("td", { class: "narrow said", title: record.error }, record.error || S.none),

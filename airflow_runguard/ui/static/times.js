@@ -43,16 +43,20 @@ export function relative(text) {
   return seconds > 0 ? `${span(seconds)} ago` : `in ${span(seconds)}`;
 }
 
-/** A moment: relative, with the absolute time beside it (`both`) or on hover. */
-export function time(text, { both = false } = {}) {
+function said(text, [before, after] = ["", ""]) {
+  return `${now() < Date.parse(text) ? before : after} ${relative(text)}`.trim();
+}
+
+/** A moment: relative, with the absolute time beside it (`both`) or on hover; `words` = what to say before it and after. */
+export function time(text, { both = false, words } = {}) {
   if (!text) return S.none;
-  const shown = h("time", { datetime: text, title: `${absolute(text)} (${zoneName()})`, dataset: { live: "1" } }, relative(text));
+  const shown = h("time", { datetime: text, title: `${absolute(text)} (${zoneName()})`, dataset: { live: words?.join("|") ?? "|" } }, said(text, words));
   return both ? h("span", { class: "moment" }, shown, " ", h("span", { class: "muted" }, absolute(text))) : shown;
 }
 
 setInterval(() => {
   for (const shown of document.querySelectorAll("time[data-live]")) {
-    const text = relative(shown.dateTime);
+    const text = said(shown.dateTime, shown.dataset.live.split("|"));
     if (shown.textContent !== text) shown.textContent = text;
   }
 }, 1_000);
