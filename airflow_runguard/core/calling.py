@@ -23,6 +23,7 @@ from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, few
 from airflow_runguard.core.context import never_ran
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
 from airflow_runguard.core.failures import classify, classify_result
+from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.spool import Chosen, Spool
@@ -52,7 +53,8 @@ class Calling(Holding):
     done: int = 0
     troubles: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _news: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+    _ending: queue.SimpleQueue[threading.Thread] = field(default_factory=queue.SimpleQueue)
+    """Workers that have nothing more to do."""
     _under_way: set[str] = field(default_factory=set)
     """Items that were asked for, and whose outcome is not on its way to the ledger yet."""
     _loop: asyncio.AbstractEventLoop | None = None
@@ -67,6 +69,7 @@ class Calling(Holding):
             threading.Thread(target=copy_context().run, args=(run,), name=f"runguard-item-{n}", daemon=True)
             for n in range(count)
         ]
+        installed()  # else the first outcome is booked a tenth of a second late: the classifier's rules are read for it
         try:
             for thread in threads:
                 thread.start()
@@ -92,7 +95,8 @@ class Calling(Holding):
         tell_at = time.monotonic() + TELL_EVERY
         while any(thread.is_alive() for thread in threads) and time.monotonic() < until:
             with suppress(queue.Empty):
-                self._news.get(timeout=max(0.0, min(tell_at, until, time.monotonic() + 1.0) - time.monotonic()))
+                wait = max(0.0, min(tell_at, until, time.monotonic() + 1.0) - time.monotonic())
+                self._ending.get(timeout=wait).join()  # else the last one may be seen alive, and waited for in vain
             if time.monotonic() >= tell_at:
                 tell_at += TELL_EVERY
                 self._tell()
@@ -151,7 +155,7 @@ class Calling(Holding):
         except BaseException as error:
             self.halt = self.halt or Halt(said(error), error=error)
         finally:
-            self._news.put(None)
+            self._ending.put(threading.current_thread())
 
     def _on_a_loop(self) -> None:
         try:
@@ -160,7 +164,7 @@ class Calling(Holding):
             self.halt = self.halt or Halt(said(error), error=error)
         finally:
             self._loop = None
-            self._news.put(None)
+            self._ending.put(threading.current_thread())
 
     async def _coroutines(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -229,6 +233,8 @@ class Calling(Holding):
                 case "run":
                     granted[key] = item, answer.attempt
                 case "replay":  # somebody found out meanwhile that it happened, or the list names it twice
+                    self._under_way.discard(key)
+                case "failed" | "in_doubt" if answer.attempt:  # the same; without an attempt it is the record's doubt
                     self._under_way.discard(key)
                 case "frozen":
                     self.halt = self.halt or Halt(answer.error, self._frozen(answer.error))

@@ -294,6 +294,7 @@ class _Conductor(Holding):
             known = FailureClass(worst) if worst in list(FailureClass) else FailureClass.UNKNOWN
             failure = Failure(known, Effect.NOT_APPLIED, needs_person=not self._mends(summary), evidence=why)
             self._end(State.FAILED, why, self._ended_with_trouble(why, summary), summary, failure)
+        # Nothing stopped it, and yet not all is done: a person released items in doubt while the others were called.
         named = self.named(CallState.PENDING)
         self._end(State.PENDING, why, Ended(f"{why} Without an outcome: {named}.", retry=True), summary)
 

@@ -61,6 +61,9 @@ R = TypeVar("R", bound=Renewed)
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 """Seconds between two tries at a ledger that is away."""
 
+GATHERING = 0.002
+"""Seconds after which a group that is ready gives way to no other thread any more."""
+
 NEVER_SENT = Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, evidence="the call was never sent")
 
 
@@ -263,9 +266,10 @@ class Writer:
         while True:
             job = self._next(wait=self._held and not self._over)
             group: list[_Job] = []
+            until = _clock() + GATHERING
             while job is not None and (job.outcome or job.intent):
                 group.append(job)
-                job = self._next(wait=False)
+                job = self._next(wait=False) or self._after_others(until)
             if group:
                 self._write_group(group)
             if job is not None and job.run is not None:
@@ -281,6 +285,14 @@ class Writer:
             return self._jobs.get(wait, max(0.001, self._renew_at - _clock()) if wait else None)
         except queue.Empty:
             return None
+
+    def _after_others(self, until: float) -> _Job | None:
+        """What threads ask that were only waiting for their turn at the interpreter: those that the last group's answer
+        woke up. All in one group cost the ledger half of what they cost in two. Nobody's work is waited for."""
+        if _clock() >= until:
+            return None
+        time.sleep(0)
+        return self._next(wait=False)
 
     def _renew(self) -> None:
         try:

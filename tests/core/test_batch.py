@@ -12,9 +12,10 @@ import requests
 from airflow_runguard.core import calling, conduct
 from airflow_runguard.core.batch import Pause
 from airflow_runguard.core.errors import NotApplied
+from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.items import Changed, Items, Selection
 from airflow_runguard.core.record import Completeness, State
-from airflow_runguard.core.work import Applied, Done, Ended, StillUnknown, Waiting
+from airflow_runguard.core.work import Applied, Done, Ended, InDoubt, StillUnknown, Waiting
 from demo import vendor_errors as v
 from tests.core import batches, books
 from tests.core.batches import Counting, invoices
@@ -39,6 +40,14 @@ def test_p02_a_batch_has_each_effect_once_and_a_rerun_replays_them(ledger):
     assert batches.record(ledger).state is State.DONE
     assert batches.record(ledger).completeness is Completeness.FULL
     assert len(set(pay.keys.values())) == 20
+
+
+def test_p04_no_outcome_waits_for_the_classifiers_rules_to_be_read(ledger):
+    """It takes a tenth of a second, in which a kill would leave a call in doubt that is known to be done."""
+    installed.cache_clear()
+    read = []
+    batches.run(ledger, invoices("a"), lambda context, item: read.append(installed.cache_info().currsize) or "paid")
+    assert read == [1]
 
 
 def test_r41_items_are_named_by_content_not_by_place(ledger):
@@ -100,6 +109,32 @@ def test_p01_an_item_that_the_list_names_twice_is_called_once_also_while_it_is_u
     assert isinstance(how, Done)
     assert sorted(called) == ["a", "b", "c", "y", "z"]
     assert (how.value["items"], how.value["complete"]) == (5, True)
+
+
+@pytest.mark.parametrize("bulk", [None, 2])
+def test_the_twin_of_an_item_without_success_is_not_called_by_the_same_run_and_the_others_go_on(
+    ledger, monkeypatch, bulk
+):
+    monkeypatch.setattr(conduct, "CHUNK", 3)
+    ends = {"a": NotApplied("closed today"), "b": StillUnknown("no answer"), "c": answered(402)}
+    called: list[str] = []
+
+    def pay(context, given):
+        called.extend(given if bulk else [given["id"]])
+        if bulk:
+            return {key: ends.get(key, "paid") for key in given}
+        if isinstance(ends.get(given["id"]), Exception):
+            raise ends[given["id"]]
+        return ends.get(given["id"], "paid")
+
+    twice = [*invoices(*"abc"), *invoices(*"ade"), *invoices(*"bcf")]
+    assert isinstance(batches.run(ledger, twice, pay, bulk=bulk), InDoubt)
+    assert called == list("abcdef")
+    assert batches.states(ledger) == {"a": "failed", "b": "in_doubt", "c": "failed", **dict.fromkeys("def", "done")}
+    ends.clear()
+    assert isinstance(batches.run(ledger, twice, pay, bulk=bulk), InDoubt)
+    assert called == list("abcdefa")
+    assert batches.states(ledger) == {"b": "in_doubt", "c": "failed", **dict.fromkeys("adef", "done")}
 
 
 def test_p11_an_item_begun_with_another_payload_is_refused_and_the_others_go_on(ledger):

@@ -14,7 +14,7 @@ import pytest
 
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.items import Items, Selection
-from airflow_runguard.core.record import Completeness, Result, Settlement, State
+from airflow_runguard.core.record import Completeness, Outcome, Result, Settlement, State
 from airflow_runguard.core.work import Applied, Decision, Done, Ended, HandOver, InDoubt, Passed, Waiting
 from tests.core import batches, books, engine
 from tests.core.batches import Counting, invoices
@@ -180,6 +180,49 @@ def test_p03_a_killed_batch_goes_on_with_the_others_and_asks_once_about_the_rest
     assert pay.calls == ["a", "c"]
 
 
+def test_p04_a_group_that_is_repeated_after_a_lost_answer_skips_no_vendor_key(ledger, sql):
+    """The list names an item twice: its refusal and the asking for its twin are in one group."""
+    held = begun_and_killed(ledger, "a")
+    for _ in range(2):
+        written = held.write(
+            outcomes=[Outcome("a", failure=books.DECLINED, error="402")], intents=[("a", "{}"), ("b", "{}")]
+        )
+        assert {name: (it.verdict, it.attempt) for name, it in written.intents.items()} == {
+            "a": ("failed", 1),
+            "b": ("run", 1),
+        }
+    held.write(outcomes=[Outcome("b", result=Result(b"1"))])
+    held.settle(State.PENDING)
+    pay = Counting()
+    assert isinstance(batches.run(ledger, invoices(*"abc"), pay), Done)
+    assert pay.calls == ["a", "c"]
+    assert batches.items(ledger)["a"].attempt == 2
+
+
+def test_an_item_that_a_person_releases_while_the_others_are_called_is_named_and_the_next_try_calls_it(
+    ledger, open_ledger, sql
+):
+    begun_and_killed(ledger, "b")
+    dead(sql, ledger)
+    other = open_ledger()
+
+    def released():
+        line = batches.record(other)
+        by = {"actor": "ann", "reason": "not in their books", "force": True}
+        assert Items(other).resolve(line.id, "did_not_happen", Selection(names=("b",)), **by).verdict == "ok"
+        return "paid"
+
+    pay = Counting(a=released)
+    how = batches.run(ledger, invoices(*"abc"), pay)
+    assert isinstance(how, Ended)
+    assert how.retry
+    assert how.message.endswith("Without an outcome: b.")
+    assert (how.value["done"], how.value["pending"], how.value["complete"]) == (2, 1, False)
+    assert batches.record(ledger).state is State.PENDING
+    assert isinstance(batches.run(ledger, invoices(*"abc"), pay), Done)
+    assert pay.calls == ["a", "c", "b"]
+
+
 def test_p05_the_caller_of_an_item_still_settles_it_after_a_takeover_and_changes_nothing_else(ledger, sql):
     frozen = begun_and_killed(ledger, "b")
     dead(sql, ledger)
@@ -318,6 +361,27 @@ def test_a_batch_under_the_key_of_other_work_is_refused(ledger):
     how = batches.run(ledger, invoices("a"), Counting())
     assert isinstance(how, Ended)
     assert "other calls" in how.message
+
+
+def test_p05_a_batch_that_another_holder_took_over_begins_no_other_item_and_keeps_what_is_done(ledger, open_ledger):
+    """R37: it hears of it with the outcome of the item that it was at, which is still believed."""
+    other, later = open_ledger(), []
+
+    def taken_over():
+        line = batches.record(other)
+        assert other.release(line.id, actor="ann", reason="it hangs") == "ok"
+        later.append(books.enter(other, batches.order()))
+        return "paid"
+
+    pay = Counting(**{"4": taken_over})
+    how = batches.run(ledger, invoices(*range(1, 11)), pay)
+    assert isinstance(how, Ended | Waiting)
+    assert pay.calls == ["1", "2", "3", "4"]
+    assert {state for name, state in batches.states(ledger).items() if int(name) > 4} == {"pending"}
+    later[0].settle(State.PENDING)
+    pay._does.clear()
+    assert isinstance(batches.run(ledger, invoices(*range(1, 11)), pay), Done)
+    assert sorted(pay.calls, key=int) == [str(n) for n in range(1, 11)]
 
 
 @pytest.mark.parametrize("completeness", [Completeness.FULL, Completeness.PARTIAL])

@@ -92,15 +92,22 @@ def test_p04_a_group_of_a_batch_is_booked_alike_both_ways(
     def work(key: str, book: Ledger) -> tuple[Held, list[Any]]:
         held = enter(book, engine.order(key, calls="batch", store_result=store_result, gate=gate))
         grant = Grant(held.order.identity, held.id, held.claim.generation, held.claim.fence)
-        names = ["declined", "done", "empty", "later", "new", "paused"]
+        names = ["declined", "done", "empty", "later", "new", "paused", "refused"]
         assert Items(book).begin(grant, held.holder)
-        assert Items(book).plan(grant, held.holder, held.order, names, ["d" * 64] * 6).said == ["work"] * 6
-        declined = Outcome("declined", failure=DECLINED, error="402")
+        assert Items(book).plan(grant, held.holder, held.order, names, ["d" * 64] * 7).said == ["work"] * 7
+        assert held.intent("declined") == "run"
+        held.write(outcomes=[Outcome("declined", failure=DECLINED, error="402")])
+        held.settle(State.PENDING)
+        held = enter(book, held.order)  # an entry calls an item once, so only this one may call it again
+        refused = Outcome("refused", failure=DECLINED, error="402")
         done = Outcome("done", result=Result(b"[1]"))
         groups: list[tuple[list[Outcome], list[str]]] = [
-            ([], ["declined", "done"]),
-            ([declined, done], ["empty", "later"]),
-            ([done, Outcome("empty", result=Result(None, "too large"))], ["later", "declined", "new"]),
+            ([], ["refused", "done"]),
+            ([refused, done], ["empty", "later"]),
+            (
+                [done, refused, Outcome("empty", result=Result(None, "too large"))],
+                ["later", "declined", "refused", "new"],
+            ),
             ([Outcome("later", result=Result(b"")), Outcome("new", result=Result(b"2"), error="but")], ["done"]),
         ]
         said = []
@@ -109,7 +116,7 @@ def test_p04_a_group_of_a_batch_is_booked_alike_both_ways(
             answers = {name: (it.verdict, it.attempt, it.result) for name, it in written.intents.items()}
             said.append((written.verdict, written.state, answers, written.until is not None))
         assert held.write(outcomes=[Outcome("declined", result=Result(b"3"))]).verdict == "ok"
-        assert said[2][2]["declined"] == ("run", 2, None)
+        assert (said[2][2]["declined"], said[2][2]["refused"]) == (("run", 2, None), ("failed", 1, None))
         assert said[3][2]["done"][0] == "replay"
         if gate is None:
             held.write(intents=[("paused", "{}")])

@@ -91,7 +91,8 @@ def installed() -> Book:
     """The built-in families, after those that installed packages bring along.
 
     A package whose rules cannot be loaded is left out, said once: what it would have told stays as the others tell it.
-    They are read with the first error: a task that has none does not keep their thousand patterns in memory.
+    They are read with the first value or error that is to be judged: a task that has none does not keep their thousand
+    patterns in memory.
     """
     from airflow_runguard.core.failures.families import FAMILIES
 
