@@ -61,7 +61,7 @@ begin
     update runguard.call c set
            state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
            effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
-           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false, late_applied = false,
+           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false, late_applied = false, earlier_key = false,
            external_id = coalesce(p_reference, c.external_id), submitted = c.submitted and p_answer <> 'did_not_happen',
            result = case when p_answer = 'happened' and p_call is not null and r.store_result = 'all' then p_result end,
            result_digest = case when p_answer = 'happened' and p_call is not null and r.store_result <> 'none' then sha256(p_result) end,
@@ -209,7 +209,7 @@ begin
          where id = r.id returning * into r;
     else
         update runguard.call c set state = 'pending', effect = 'not_applied', outcome_at = clock_timestamp(),
-               first_unknown_at = null, resume_at = null, same_again = false, late_applied = false
+               first_unknown_at = null, resume_at = null, same_again = false, late_applied = false, earlier_key = false
          where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
            and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,

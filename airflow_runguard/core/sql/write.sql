@@ -53,9 +53,9 @@ begin
        and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
     -- An answer from before this speaks of it no more; nor does that of one who calls it now, unless it happened. What was
     -- applied under an earlier key is neither sent again nor denied under the present one: a person decides.
-    update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp()
-                                                       else coalesce(c.first_unknown_at, c.intent_at - interval '1 microsecond') end,
-           late_applied = c.late_applied or r.generation <> p_generation or (c.fence <> p_fence and c.attempt > 1)
+    update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp() else c.first_unknown_at end,
+           late_applied = true,
+           earlier_key = c.earlier_key or r.generation <> p_generation or (c.fence <> p_fence and c.attempt > 1)
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state in ('started', 'in_doubt');
     if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
            where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
@@ -187,7 +187,7 @@ begin
         elsif (mine or item) and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
             v_state := p_o_state[i];
             v_said := '';
-            if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
+            if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and (c.first_unknown_at < c.intent_at or c.late_applied) then
                 v_state := 'in_doubt';          -- speaks for this attempt only; the earlier one stays unknown
                 v_said := 'this attempt had no effect, an earlier one is still unknown; ';
             end if;
