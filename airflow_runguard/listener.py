@@ -17,6 +17,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -64,7 +66,8 @@ class Caretaker:
     def __init__(self) -> None:
         self.name = f"caretaker {socket.gethostname()}:{os.getpid()}"
         self._swept_at = 0.0
-        self._asking: threading.Thread | None = None
+        self._asking: dict[str, threading.Thread] = {}
+        """One thread for the markers and one for the DAGs' functions: a database that never answers holds up one."""
         self._asked: dict[str, float] = {}
         self._complained = ""
 
@@ -99,26 +102,27 @@ class Caretaker:
             for identity, state in ledger.sweep(self.name):
                 log.info("The holder of %s died; it is %s now.", identity, state)
             measures.gauge(ledger)
-            if self._asking is None or not self._asking.is_alive():
-                self._asking = threading.Thread(target=self.ask, args=(options,), name="runguard-asking", daemon=True)
-                self._asking.start()
+            for name, ask in (("markers", self.ask_markers), ("functions", self.ask_functions)):
+                if name not in self._asking or not self._asking[name].is_alive():
+                    self._asking[name] = threading.Thread(
+                        target=ask, args=(options,), name=f"runguard-{name}", daemon=True
+                    )
+                    self._asking[name].start()
         attend(ledger)
         notices.send(ledger, notices.load(options.notifiers), self.name)
 
-    def ask(self, options: Settings) -> None:
-        """Settle what needs no person: by the markers, then by the functions of the DAGs."""
+    def ask_markers(self, options: Settings) -> None:
+        """Settle the effects in databases by their markers, without a DAG."""
         from airflow_runguard.reconcile import settle_markers
 
-        try:
-            ledger = Ledger(connect_ledger(options), deployment=options.deployment)
-            try:
-                settle_markers(ledger, actor=self.name)
-                due = ledger.dags_to_ask(IDLE)
-            finally:
-                ledger.close()
-        except Exception as error:
-            log.warning("The caretaker could not ask about what is in doubt: %s", error)
-            return
+        with _reached(options) as ledger:
+            settle_markers(ledger, actor=self.name)
+
+    def ask_functions(self, options: Settings) -> None:
+        """Settle by the functions of the DAGs what they can settle."""
+        due: list[str] = []
+        with _reached(options) as ledger:
+            due = ledger.dags_to_ask(IDLE)
         now = time.monotonic()
         self._asked = {dag_id: at for dag_id, at in self._asked.items() if now - at < ASK_AGAIN}
         for dag_id in due:
@@ -129,6 +133,16 @@ class Caretaker:
             except Exception as error:  # it hangs, say: the others are asked all the same
                 log.warning("The functions of DAG %r could not be asked: %s", dag_id, error)
             self._asked[dag_id] = time.monotonic()
+
+
+@contextmanager
+def _reached(options: Settings) -> Iterator[Ledger]:
+    """The ledger, on a connection of its own. What goes wrong with it or with asking ends this round of asking."""
+    try:
+        with closing(Ledger(connect_ledger(options), deployment=options.deployment)) as ledger:
+            yield ledger
+    except Exception as error:
+        log.warning("The caretaker could not ask about what is in doubt: %s", error)
 
 
 def ask_by_dag(dag_id: str, actor: str) -> None:

@@ -165,13 +165,13 @@ def test_p03_the_caretaker_asks_by_the_dags_functions_for_what_no_task_comes_bac
         for key in ("found", "absent", "cannot say"):
             in_doubt(ledger, sql, key, "bill", "charge")
         caretaker = Caretaker()
-        caretaker.ask(options)  # their tasks may still come back for them
+        caretaker.ask_functions(options)  # their tasks may still come back for them
         assert {record.state for record in ledger.list()} == {State.IN_DOUBT}
         with sql.transaction():
             sql.execute("set local session_replication_role = replica")  # as if nobody had moved them for long
             sql.execute("update runguard.record set updated_at = clock_timestamp() - interval '61 seconds'")
         assert ledger.dags_to_ask(60.0) == ["bill"]
-        caretaker.ask(options)
+        caretaker.ask_functions(options)
         states = {record.identity.key: record.state for record in ledger.list()}
         assert states == {"found": State.PENDING, "absent": State.PENDING, "cannot say": State.IN_DOUBT}
         found = ledger.get(engine.identity("found"))
@@ -179,7 +179,7 @@ def test_p03_the_caretaker_asks_by_the_dags_functions_for_what_no_task_comes_bac
         (said,) = [event.actor for event in ledger.events(found.id) if event.kind == "resolved"]
         assert said == f"reconcile, started by {caretaker.name}"
         began = time.monotonic()
-        caretaker.ask(options)  # it was asked for a moment ago: no process is started
+        caretaker.ask_functions(options)  # it was asked for a moment ago: no process is started
         assert time.monotonic() - began < 1
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from airflow_runguard import listener
 from airflow_runguard.core import guard
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Effect, State
@@ -24,7 +25,7 @@ from airflow_runguard.reconcile import settle_markers
 from airflow_runguard.sqlguard import SqlTransaction
 from airflow_runguard.upkeep import SweepOperator
 from tests.core import engine
-from tests.core.accidents import until
+from tests.core.accidents import DEADLINE, until
 from tests.core.books import empty_database
 from tests.sql_targets import MariaDb, Target, Worker
 
@@ -221,6 +222,30 @@ def test_p10_markers_that_cannot_be_reached_stay_in_doubt_and_are_tried_once_a_r
     target.use()
     assert settle_markers(ledger, actor="sweep")["settled"] == 2
     assert settle_markers(ledger, actor="sweep")["asked"] == []
+
+
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p10_a_target_that_never_answers_holds_up_its_markers_only(
+    target: Target, ledger_url: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Worker(target, ledger_url, "k", "in the transaction").die()
+    until(lambda: [record.state for record in swept(ledger)], lambda states: states == [State.IN_DOUBT])
+    monkeypatch.setenv("AIRFLOW_CONN_RUNGUARD_LEDGER", ledger_url)
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__DEPLOYMENT", engine.DEPLOYMENT)
+    monkeypatch.setattr(listener, "SWEEP", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it lets everybody in, and says nothing
+        Target("postgresql", f"postgresql://u@127.0.0.1:{silent.getsockname()[1]}/x?sslmode=disable").use()
+        caretaker = Caretaker()
+        caretaker.round()
+        first = dict(caretaker._asking)
+        first["functions"].join(DEADLINE)
+        caretaker.round()
+        assert caretaker._asking["markers"] is first["markers"]
+        assert first["markers"].is_alive()
+        assert caretaker._asking["functions"] is not first["functions"]
+    for thread in caretaker._asking.values():
+        thread.join(DEADLINE)
+        assert not thread.is_alive()
 
 
 def swept(ledger: Ledger) -> list[Any]:
