@@ -95,7 +95,7 @@ class Rule:
                 raise ValueError(f"Rule {self.name} would never match: write {pattern.pattern!r} in lower case.")
 
     def _is_open(self, status: int | None) -> bool:
-        """409 may collide with an earlier attempt of this very work, or be a vendor's way to say that a limit is reached."""
+        """409 may collide with an earlier attempt of this very work, or be a vendor's word for a limit."""
         return status in OPEN or (status == CONFLICT and self.failure_class is not FailureClass.QUOTA)
 
     def matches(self, types: frozenset[str], status: int | None, codes: frozenset[str]) -> bool:
