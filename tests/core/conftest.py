@@ -6,11 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from typing import Any
 
+import hypothesis
 import psycopg
 import pytest
 
 from airflow_runguard.core.ledger import Ledger
 from tests.core import engine
+
+# How long an example takes says something about the machine only, and this one may be busy.
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 OpenLedger = Callable[..., Ledger]
 

@@ -19,6 +19,7 @@ import aiohttp_retry
 import anthropic
 import boto3
 import elasticsearch
+import github
 import googleapiclient.errors
 import googleapiclient.http
 import httplib2
@@ -505,6 +506,13 @@ class Clients:
             client.index(index="i", document={})
 
     @staticmethod
+    def pygithub(url: str, retries: int) -> None:
+        retry = github.GithubRetry(retries, backoff_factor=0) if retries else None
+        token = github.Auth.Token("x")
+        with closing(github.Github(base_url=url, retry=retry, auth=token, seconds_between_writes=None)) as client:
+            client.get_user().create_repo("r")
+
+    @staticmethod
     def googleapiclient(url: str, retries: int) -> None:
         def postproc(response: Any, content: bytes) -> Any:
             raise googleapiclient.errors.HttpError(response, content)
@@ -514,7 +522,7 @@ class Clients:
             request.execute(num_retries=retries)
 
 
-@pytest.mark.parametrize("name", ["stripe", "slack", "elasticsearch", "googleapiclient"])
+@pytest.mark.parametrize("name", ["stripe", "slack", "elasticsearch", "googleapiclient", "pygithub"])
 def test_p03_a_client_that_may_have_repeated_the_request_is_told_to_stop_it(
     name: str, vendor: Vendor, vendor_control: VendorControl
 ) -> None:

@@ -219,6 +219,23 @@ def test_p07_a_429_seen_through_the_clients_own_wrapper_names_rule_and_remedy() 
     )
 
 
+def test_p03_a_value_error_may_come_from_reading_the_answer_to_a_charge() -> None:
+    """So that no text of its own proves that it came before the request (decision 0014, R13.3)."""
+    with pytest.raises(ValueError) as read:  # noqa: PT011 - as a client raises it of an answer that is no JSON
+        http_error(200, body=b"row 429: amount must be positive").response.json()  # type: ignore[union-attr]
+    for error in (read.value, ValueError("row 429: amount must be positive")):
+        failure = classify(error, now=NOW)
+        assert (failure.effect, failure.pausable, failure.needs_person) == (UNKNOWN, False, False), failure
+
+
+def test_p03_a_get_that_timed_out_is_harmless_where_its_author_says_that_it_reads() -> None:
+    """Its method does not say it: gateways send messages by GET (decision 0014, R14.5)."""
+    error = httpx.ReadTimeout("timed out", request=httpx.Request("GET", "https://sms.example/send?to=1"))
+    assert classify(error).effect is UNKNOWN
+    read = classify(error, effect_kind="read")
+    assert (read.failure_class, read.effect, read.pausable) == (FailureClass.TIMEOUT, NOT_APPLIED, False)
+
+
 # --- around the error ------------------------------------------------------------------------------------------------
 
 
@@ -255,6 +272,19 @@ def test_p03_a_real_clients_error_that_lost_its_traceback_is_unknown() -> None:
     error = wrapped(urllib3.exceptions.NewConnectionError(None, "refused"))  # type: ignore[arg-type]
     error.request = requests.Request("POST", "http://vendor.invalid/").prepare()
     assert classify(error).effect is UNKNOWN
+
+
+@pytest.mark.parametrize(("sent", "effect"), [({}, NOT_APPLIED), ({"retry-attempt": "1"}, UNKNOWN), (None, UNKNOWN)])
+def test_p03_the_middleware_of_microsoft_graphs_client_counts_in_the_request(sent: Any, effect: Effect) -> None:
+    """A frame as its adapter has it when it raises (kiota-http 1.16, ``httpx_request_adapter``)."""
+    code = "def throw_failed_responses(response):\n    raise error"
+    kind = type("APIError", (Exception,), {"__module__": "kiota_abstractions.api_error", "response_status_code": 429})
+    adapter: dict[str, Any] = {"__name__": "kiota_http.httpx_request_adapter", "error": kind()}
+    exec(code, adapter)
+    request = None if sent is None else SimpleNamespace(headers=sent)
+    with pytest.raises(kind) as caught:
+        adapter["throw_failed_responses"](SimpleNamespace(request=request))
+    assert classify(caught.value).effect is effect
 
 
 # --- laws ------------------------------------------------------------------------------------------------------------

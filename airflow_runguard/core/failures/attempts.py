@@ -37,8 +37,10 @@ SWITCHES: Mapping[str, str] = {
     "azure": "set retry_total=0",
     "databricks": "set Config(retry_timeout_seconds=0) and repeat nothing else",
     "elasticsearch": "set max_retries=0",
+    "github": "set Github(retry=None)",
     "google": "set retry=None",
     "googleapiclient": "set num_retries=0",
+    "kiota_http": "give the request RetryHandlerOption(max_retries=0)",
     "opensearchpy": "set max_retries=0",
     "redirect": "set allow_redirects=False (requests, aiohttp), follow_redirects=False (httpx) or redirect=False",
     "slack_sdk": "set retry_handlers=[]",
@@ -55,6 +57,10 @@ _BY_THEMSELVES: Mapping[str, str] = {
     "databricks": "databricks",
     "elastic_transport": "elasticsearch",
     "elasticsearch": "elasticsearch",
+    "github": "github",
+    "kiota_abstractions": "kiota_http",
+    "kiota_http": "kiota_http",
+    "msgraph": "kiota_http",
     "opensearchpy": "opensearchpy",
     "slack_sdk": "slack_sdk",
     "stripe": "stripe",
@@ -167,7 +173,8 @@ _ASKED = frozenset(
 
 @lru_cache(maxsize=1_024)
 def _by_themselves(types: frozenset[str]) -> frozenset[str]:
-    return frozenset(_BY_THEMSELVES.keys() & {name.partition(".")[0] for name in types})
+    clients = {_BY_THEMSELVES.get(name.partition(".")[0]) for name in types}
+    return frozenset(package for package, client in _BY_THEMSELVES.items() if client in clients)
 
 
 # AWS names its operations so; none of these changes anything, so that repeating it left nothing behind.
@@ -265,6 +272,22 @@ def _opensearch(local: Mapping[str, Any], attempts: Attempts) -> None:
         attempts.count(local["attempt"], "opensearchpy")
 
 
+def _pygithub(local: Mapping[str, Any], attempts: Attempts) -> None:
+    """Its default repeats a POST ten times after 5xx; the history is lost with urllib3's answer."""
+    own = read(local.get("self"), "__dict__")
+    retry = item(own, "_Requester__retry")
+    if own is not None and "_Requester__retry" in own and retry is None:
+        retry = 0
+    attempts.allowed(retry if isinstance(retry, int) else read(retry, "total"), "github")
+
+
+def _kiota(local: Mapping[str, Any], attempts: Attempts) -> None:
+    """Microsoft Graph: the middleware counts in a header of the request that was sent last."""
+    headers = read(local.get("response"), "request", "headers")
+    retried = item(headers, "retry-attempt")
+    attempts.count(0 if retried is None and headers is not None else retried, "kiota_http")
+
+
 def _snowflake(local: Mapping[str, Any], attempts: Attempts) -> None:
     attempts.count(read(local.get("retry_ctx"), "current_retry_count"), "snowflake")
 
@@ -309,6 +332,9 @@ _WITNESSES: Mapping[str, Mapping[str, _Reader]] = {
     "execute": {"googleapiclient": _googleapiclient},
     "_perform_request": {"elasticsearch": _elasticsearch},
     "_urllib_api_call": {"slack_sdk": _slack},
+    "requestJsonAndCheck": {"github": _pygithub},
+    "throw_failed_responses": {"kiota_http": _kiota},
+    "next_chunk": {"googleapiclient": _googleapiclient},
     "perform_request": {"opensearchpy": _opensearch},
     "_request_exec_wrapper": {"snowflake": _snowflake},
     "wrapper": {"databricks": _databricks},

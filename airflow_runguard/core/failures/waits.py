@@ -219,7 +219,7 @@ def _protobuf_info(message: object) -> float | None:
         return max(0.0, delay.total_seconds()) or None
     seconds, nanos = read(delay, "seconds"), read(delay, "nanos")
     if isinstance(seconds, int) and isinstance(nanos, int) and (seconds or nanos):
-        return max(0.0, min(seconds, int(LONGEST)) + min(nanos, 10**9) / 1e9)
+        return max(0, min(seconds, int(LONGEST))) + max(0, min(nanos, 10**9)) / 1e9
     return None
 
 
