@@ -153,6 +153,7 @@ def questions(bulky: int, rows: int) -> dict[str, list[tuple[str, dict[str, Any]
         {"state": "done"},
         {"state": ["in_doubt", "failed"]},
         {"state": "paused", "gate": "stripe"},
+        {"gate": "stripe", "waiting": True},
         {"failure_class": "validation"},
         {"needs_person": True, "sort": "oldest"},
         {"dag_id": "dag_3"},
