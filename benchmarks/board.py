@@ -74,7 +74,8 @@ EVENTS = """
 ITEMS = """
     insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than,
         first_intent_at, first_unknown_at, outcome_at, effect)
-    select %(id)s, 1, 'item-' || lpad(n::text, 9, '0'), case when n %% (%(rows)s / 10) = 7 then 'in_doubt' else 'done' end, 1,
+    select %(id)s, 1, 'item-' || lpad(n::text, 9, '0'),
+        case when n %% (%(rows)s / 10) = 7 then 'in_doubt' else 'done' end, 1,
         '{"n": 1}', clock_timestamp(), clock_timestamp(), clock_timestamp(),
         case when n %% (%(rows)s / 10) = 7 then clock_timestamp() end, clock_timestamp(), 'applied'
       from generate_series(%(low)s::int, %(high)s::int) n
