@@ -74,9 +74,10 @@ EVENTS = """
 ITEMS = """
     insert into runguard.call (record_id, generation, name, state, fence, intent, intent_at, no_later_than,
         first_intent_at, first_unknown_at, outcome_at, effect)
-    select %(id)s, 1, 'item-' || lpad(n::text, 9, '0'), case when n %% 100000 = 7 then 'in_doubt' else 'done' end, 1,
+    select %(id)s, 1, 'item-' || lpad(n::text, 9, '0'),
+        case when n %% (%(rows)s / 10) = 7 then 'in_doubt' else 'done' end, 1,
         '{"n": 1}', clock_timestamp(), clock_timestamp(), clock_timestamp(),
-        case when n %% 100000 = 7 then clock_timestamp() end, clock_timestamp(), 'applied'
+        case when n %% (%(rows)s / 10) = 7 then clock_timestamp() end, clock_timestamp(), 'applied'
       from generate_series(%(low)s::int, %(high)s::int) n
 """
 
@@ -108,7 +109,8 @@ LOUD = """
 
 
 def fill(url: str, rows: int) -> None:
-    """``rows`` records as a month of work leaves them, one of them with as many items (:func:`bulky_one`)."""
+    """``rows`` records as a month of work leaves them, one of them with as many items (:func:`bulky_one`), ten of which
+    are in doubt, however many there are: what an answer holds grows with none of them."""
     with psycopg.connect(url, autocommit=True) as connection:
         indexes = connection.execute(LATER).fetchall()
         for drop, _ in indexes:
@@ -122,7 +124,7 @@ def fill(url: str, rows: int) -> None:
         bulky = bulky_one(connection)
         for low in range(0, rows, STEP):
             window = {"low": low, "high": min(low + STEP, rows) - 1}
-            connection.execute(ITEMS, {**window, "id": bulky})
+            connection.execute(ITEMS, {**window, "id": bulky, "rows": rows})
             connection.execute(EVENTS, {"low": low + 1, "high": min(low + STEP, rows)})
         for statement in (*(create for _, create in indexes), LOUD, TALLY, PULSE):
             connection.execute(statement)
@@ -153,6 +155,7 @@ def questions(bulky: int, rows: int) -> dict[str, list[tuple[str, dict[str, Any]
         {"state": "done"},
         {"state": ["in_doubt", "failed"]},
         {"state": "paused", "gate": "stripe"},
+        {"gate": "stripe", "waiting": True},
         {"failure_class": "validation"},
         {"needs_person": True, "sort": "oldest"},
         {"dag_id": "dag_3"},

@@ -271,17 +271,8 @@ class Board(Ledger):
         raise _no_page(after)
 
     def _id_at(self, moment: datetime) -> int:
-        """The first number whose record began at ``moment`` or later: numbers and times rise together."""
-        bounds = self._one("id_bounds", {})
-        low, high = bounds["low"], bounds["high"] + 1
-        while low < high:
-            middle = (low + high) // 2
-            found = self._all("id_from", {"id": middle})
-            if not found or found[0]["created_at"] >= moment:
-                high = middle
-            else:
-                low = found[0]["id"] + 1
-        return int(low)
+        """The first number whose record began at ``moment`` or later, by halves: numbers and times rise together."""
+        return int(self._one("id_at", {"moment": moment})["id"])
 
     # -- numbers -----------------------------------------------------------------------------------------------------
 

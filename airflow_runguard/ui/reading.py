@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from airflow_runguard import commands
@@ -180,14 +180,16 @@ def pulse(board: BoardDep, who: ReaderDep, window: Literal["24h", "7d", "30d"] =
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-@router.get("/records", summary="A page of records")
-def records(board: BoardDep, who: ReaderDep, wanted: Annotated[WantedPage, Query()]) -> Data:
+@router.get("/records", summary="A page of records", response_model=Data)
+def records(board: BoardDep, who: ReaderDep, wanted: Annotated[WantedPage, Query()]) -> JSONResponse:
     page = board.page(wanted.filter(), readable=who.dags, sort=wanted.sort, after=wanted.after, limit=wanted.limit)
-    return {
-        "now": shapes.plain(page.now),
-        "records": [_line(row, who) for row in page.rows],
-        "next": page.after,
-    }
+    return JSONResponse(  # plain already: having FastAPI look at each value would take longer than all the rest
+        {
+            "now": shapes.plain(page.now),
+            "records": [_line(row, who) for row in page.rows],
+            "next": page.after,
+        }
+    )
 
 
 @router.get("/records/lines", summary="These records, as a list has them; those that may not be seen are missing")
@@ -291,8 +293,8 @@ class WantedCalls(BaseModel):
     limit: Annotated[int, Field(ge=1, le=500)] = 100
 
 
-@router.get("/records/{record_id}/calls", summary="The calls (items) of one generation, by name")
-def calls(board: BoardDep, who: ReaderDep, record_id: Number, wanted: Annotated[WantedCalls, Query()]) -> Data:
+@router.get("/records/{record_id}/calls", summary="The calls (items) of one generation, by name", response_model=Data)
+def calls(board: BoardDep, who: ReaderDep, record_id: Number, wanted: Annotated[WantedCalls, Query()]) -> JSONResponse:
     row = seen(board, who, record_id)
     value = record_of(row)
     if not board.installation:
@@ -301,12 +303,14 @@ def calls(board: BoardDep, who: ReaderDep, record_id: Number, wanted: Annotated[
     page = board.calls_of(record_id, generation, state=wanted.state, after=wanted.after, limit=wanted.limit)
     renamed = [shapes.event(event) for event in board.names_of(record_id)]
     _, hide = hidden()
-    return {
-        "generation": generation,
-        "calls": [shapes.call(board, value, one, renamed, hide) for one in page.rows],
-        "next": page.after,
-        "progress": object_of(row["progress"]),
-    }
+    return JSONResponse(  # as in records()
+        {
+            "generation": generation,
+            "calls": [shapes.call(board, value, one, renamed, hide) for one in page.rows],
+            "next": page.after,
+            "progress": object_of(row["progress"]),
+        }
+    )
 
 
 @router.get("/records/{record_id}/events", summary="Earlier events, newest first")

@@ -111,11 +111,16 @@ with recursive n as (
              order by r.namespace limit 1) from n where n.namespace is not null
 ) select n.namespace from n where n.namespace is not null limit %(limit)s::int
 
--- name: id_from
-select r.id, r.created_at from runguard.record r where r.id >= %(id)s::bigint order by r.id limit 1
-
--- name: id_bounds
-select coalesce(min(r.id), 0) as low, coalesce(max(r.id), 0) as high from runguard.record r
+-- name: id_at
+with recursive half as (
+    select coalesce(min(r.id), 0) as low, coalesce(max(r.id), 0) + 1 as high from runguard.record r
+     union all
+    select case when p.created_at < %(moment)s::timestamptz then p.id + 1 else h.low end,
+           case when p.created_at < %(moment)s::timestamptz then h.high else (h.low + h.high) / 2 end
+      from half h left join lateral (select r.id, r.created_at from runguard.record r
+                                      where r.id >= (h.low + h.high) / 2 order by r.id limit 1) p on true
+     where h.low < h.high
+) select max(h.low) as id from half h
 
 -- name: tallied
 select t.state, t.failure_class, t.needs_person, t.currency, sum(t.n)::bigint as n, sum(t.amount) as amount
