@@ -115,8 +115,8 @@ def test_r44_a_batch_that_is_told_to_stop_settles_what_is_under_way_and_the_next
 def test_r44_a_batch_that_is_ended_with_calls_under_way_has_them_in_doubt_and_calls_only_the_rest_later(
     interrupted: Scenario, after: After
 ) -> None:
-    """Its process is gone while the vendor still keeps the answers back, so no thread of it is waited for. Timed out, it
-    asks at once, and goes on when it has its answer; marked failed, it cannot, and the next try asks in the end."""
+    """Its process is gone while the vendor still keeps the answers back, so no thread of it is waited for. Timed out,
+    it asks at once, and goes on when it has its answer; marked failed, it cannot, and the next try asks in the end."""
     end = after(interrupted)
     ended = {"done": 2, "in_doubt": 3, "pending": 3}
     assert end["ended"] == ended
