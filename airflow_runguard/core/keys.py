@@ -237,19 +237,21 @@ def vendor_key(installation: bytes | str, identity: Identity, call: str, generat
     secret = installation.encode() if isinstance(installation, str) else installation
     if not secret:
         raise PlanningError("The ledger has no installation id, so vendor keys would not be its own.")
-    parts = (identity.deployment, identity.namespace, identity.key, call, str(generation), str(attempt))
-    # Each part after its length: ("ab", "c") and ("a", "bc") must not meet.
-    message = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in parts)
-    keyed = _keyed(secret).copy()
-    keyed.update(message)
+    keyed = _keyed(secret, identity).copy()
+    keyed.update(_apart(call, str(generation), str(attempt)))
     return f"rg1-{base64.urlsafe_b64encode(keyed.digest()[:30]).decode()}"
 
 
+def _apart(*parts: str) -> bytes:
+    """Each part after its length: ("ab", "c") and ("a", "bc") must not meet."""
+    return b"".join([len(part).to_bytes(4, "big") + part for part in map(str.encode, parts)])
+
+
 @functools.lru_cache(8)
-def _keyed(secret: bytes) -> hmac.HMAC:
+def _keyed(secret: bytes, identity: Identity) -> hmac.HMAC:
     """Kept, since setting it up takes longer than a digest. (``hmac.digest`` also lets go of the interpreter, which
     costs a batch with many threads a change of threads for each item.)"""
-    return hmac.new(secret, digestmod="sha256")
+    return hmac.new(secret, _apart(identity.deployment, identity.namespace, identity.key), "sha256")
 
 
 def sent_under(installation: bytes | str, identity: Identity, renamed: Sequence[Event], call: Call) -> str:
@@ -491,12 +493,13 @@ _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 def readable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments as JSON for people and look-ups: secrets masked, cut to size. It refuses nothing: what has no
     canonical form (a client, a session, a whole data set) is shown by its type."""
-    if type(arguments) is dict and _flat(arguments) is not None:
+    if type(arguments) is dict and (form := _flat(arguments)) is not None:
         shown = {
             name: "***" if _is_secret(name) else _text(part) if type(part) is str else part
             for name, part in arguments.items()
         }
-        if len(json.dumps(shown)) <= READABLE_TOTAL:
+        # At most twice as long as its canonical form and eight characters a field; few come near enough to be measured.
+        if 2 * len(form) + 8 * len(shown) <= READABLE_TOTAL or len(json.dumps(shown)) <= READABLE_TOTAL:
             return shown
     return _rendition(
         {name: value if _has_form(value) else f"<{_type_name(value)}>" for name, value in arguments.items()}

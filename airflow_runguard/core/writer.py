@@ -188,6 +188,8 @@ class Writer:
         return self.do(lambda: self._settle(left, ended))
 
     def _masked(self, what: E) -> E:
+        if what.failure is None and not what.error:
+            return what
         failure = what.failure and replace(what.failure, evidence=self._hide(what.failure.evidence))
         return replace(what, failure=failure, error=self._hide(what.error))
 

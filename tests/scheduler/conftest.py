@@ -20,6 +20,7 @@ ASKING = (
     "asking_in_a_batch",
     "answered_at_once",
     "booking",
+    "interrupted",
     "submitting",
     "under_quota",
     "under_quota_in_a_pool",
@@ -45,14 +46,14 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 @pytest.fixture(scope="session")
 def after(ground: Ground) -> Iterator[Callable[[Callable[[Ground], Any]], Any]]:
     """What came of a scenario of asking or pausing. All run side by side, since most of their time is waiting."""
-    from tests.scheduler import test_asking, test_pausing
+    from tests.scheduler import test_asking, test_interrupted_batches, test_pausing
 
     for dag_id in ASKING:
         ground.airflow.api.wait_dag(dag_id, PATIENCE)
         ground.airflow.api.unpause(dag_id)
     pool = ThreadPoolExecutor(6)
     try:
-        scenarios = (*test_asking.SCENARIOS, *test_pausing.SCENARIOS)
+        scenarios = (*test_asking.SCENARIOS, *test_interrupted_batches.SCENARIOS, *test_pausing.SCENARIOS)
         running = {scenario.__name__: pool.submit(scenario, ground) for scenario in scenarios}
         yield lambda scenario: running[scenario.__name__].result()
     finally:

@@ -43,6 +43,8 @@ NEVER = refused("result-too-expensive", "it costs more than the vendor's whole a
 
 def read_result(value: object, *, may_be_empty: bool) -> Found | None:
     """What is wrong with a value; ``None`` where nothing is."""
+    if type(value) in (int, float, bool):
+        return None
     if isinstance(value, BaseException):
         return Found([Fault(error=value)])
     if value is None or (isinstance(value, str | bytes | list | tuple | dict | set | frozenset) and len(value) == 0):

@@ -134,6 +134,35 @@ def asking_in_a_batch():
     charge([{"id": f"item-{number}"} for number in range(12)])
 
 
+def tell_when_stopped(context):
+    """The vendor hears when the task was told to stop, so that a test need not guess when that was."""
+    stop, invoice = context["task"].on_kill, context["dag_run"].conf["invoice"]
+
+    def stop_and_tell():
+        stop()
+        post_charge(f"told/{invoice}")
+
+    context["task"].on_kill = stop_and_tell
+
+
+@alone
+def interrupted():
+    @guarded_batch_task(
+        task_id="charge",
+        key=f"invoice/{INVOICE}",
+        item_key="id",
+        concurrency=3,
+        retries=9,
+        execution_timeout=timedelta(hours=1),  # the test strikes its alarm when it has seen enough
+        pre_execute=tell_when_stopped,
+        **rules,
+    )
+    def charge(guard: ItemContext, item: dict) -> str:
+        return post_charge(item["id"], guard.idempotency_key)
+
+    charge([{"id": f"{INVOICE}/{number}"} for number in range(8)])
+
+
 @alone
 def under_quota_plain():
     @task(retries=1, retry_delay=timedelta(seconds=2))
@@ -154,3 +183,4 @@ answered_at_once()
 booking()
 submitting()
 asking_in_a_batch()
+interrupted()
