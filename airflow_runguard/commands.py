@@ -58,6 +58,7 @@ def find(ledger: Ledger, name: str, namespace: str | None = None) -> Record:
         found = [] if record is None else [record]
     else:
         found = ledger.find(name)
+    found = [record for record in found if record.renamed_to is None] or found
     if len(found) == 1:
         return found[0]
     if not found:
@@ -277,8 +278,10 @@ def accept_payload_of_items(ledger: Ledger, record: Record, chosen: Selection, *
 
 
 def rename(ledger: Ledger, record: Record, new: str, *, namespace: str | None, actor: str, reason: str) -> Data:
-    """Give a record another key, and another namespace where one is said."""
+    """Give a record another key, and another namespace where one is said. The old name stays behind, leading to it."""
     name = keys.identity(ledger.deployment, namespace or record.identity.namespace, new)
+    if name == record.identity:
+        raise Refused(f"{name} has that name already. Nothing was changed.", "Say another one.")
     verdict = ledger.rename(record.id, namespace=name.namespace, key=name.key, actor=actor, reason=reason)
     if verdict == "taken":
         raise Refused(
@@ -428,6 +431,7 @@ def _record(record: Record) -> Data:
         **plain,
         "state": "broken" if record.broken else str(record.state),
         "call_style": record.calls,
+        "renamed_to": None if record.renamed_to is None else str(record.renamed_to),
     }
 
 

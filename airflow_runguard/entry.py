@@ -186,9 +186,7 @@ class Entry(Ordering):
             if isinstance(how, core.Done) and how.replayed:
                 ledger.count_prevented(work.order.identity.namespace)
             if isinstance(how, core.Ended | core.Waiting) and how.tells:
-                record = ledger.get(work.order.identity)
-                text = how.message if isinstance(how, core.Ended) else how.reason
-                ledger.tell(record.id if record else 0, record.generation if record else 0, how.tells, text)
+                self._tell(ledger, work, how)
         if not isinstance(how, core.InDoubt):
             return how
         goes_on = self._goes_on(ledger, work.order)
@@ -197,6 +195,16 @@ class Entry(Ordering):
         if how.seconds is not None and (how.who == "reconcile" or early):
             return core.Waiting(how.message, how.seconds)
         return how if how.who == "replay" else self._ask(ledger, work, how, options)
+
+    @staticmethod
+    def _tell(ledger: Ledger, work: core.Work, how: core.Ended | core.Waiting) -> None:
+        """Each entry that is refused as stale is an occasion of its own."""
+        record, text = ledger.get(work.order.identity), how.message if isinstance(how, core.Ended) else how.reason
+        if isinstance(how, core.Ended) and how.about:
+            record = next((one for one in ledger.find(how.about) if str(one.identity) == how.about), record)
+        record_id, generation = (record.id, record.generation) if record else (0, 0)
+        occasion = work.holder.nonce if how.tells == "stale_writer" else ""
+        ledger.tell(record_id, generation, how.tells, text, occasion=occasion)
 
     @staticmethod
     def _goes_on(ledger: Ledger, order: Order) -> core.Waiting | None:

@@ -79,6 +79,8 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
             "A person looks at the line, asks the vendor, and repairs it",
             {"First": command("repair", name)},
         )
+    if record.renamed_to is not None:
+        return _former_name(record)
     if record.holder.observes and record.state is not State.RUNNING:
         return _observed(record, now)
     if record.calls == "batch" and record.state in (State.FAILED, State.PAUSED, State.DONE):
@@ -121,6 +123,21 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
             )
         case _:
             return _in_doubt(record, calls, now)
+
+
+def _former_name(record: Record) -> Standing:
+    given = "gives the result of that back" if record.state is State.DONE else "is refused"
+    return Standing(
+        f"It is only a former name of {record.renamed_to}: what was ordered under it is that record. Whoever orders it "
+        f"under this name {given}, and nothing is called.",
+        "Nobody. A person may free the name for other work, which has vendor keys of its own",
+        {
+            "That record": command("explain", record.renamed_to or record.identity),
+            "Other work is to be done under this name": command(
+                "reopen", record.identity, "--again-although-applied --reason=…"
+            ),
+        },
+    )
 
 
 def _pending(record: Record, calls: Sequence[Call]) -> Standing:
@@ -359,6 +376,10 @@ def sentence(event: Event) -> str:
             return f"{event.actor} lets the next try bring another payload{because}."
         case "renamed":
             return f"{event.actor} gave it its present name; before it was {'/'.join(detail.get('from', ()))}{because}."
+        case "left_behind":
+            return f"{event.actor} named the record {'/'.join(detail.get('to', ()))}; this name stays behind{because}."
+        case "turn_given_up":
+            return f"{event.actor} gave its turn at the gate up: it is not sent again by itself, so somebody is asked."
         case "repaired":
             return f"{event.actor} repaired the line{because}. The old line is kept in this event."
         case "observed_started" | "observed_done" | "observed_failed" | "observed_skipped":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -132,16 +133,27 @@ class Caretaker:
 
 def ask_by_dag(dag_id: str, actor: str) -> None:
     """Ask by a DAG's own functions about what is in doubt there. Its code does not run in the triggerer: it may hang,
-    or end its process.
+    or end its process. What hangs is killed with every process that it began.
 
     :raises subprocess.SubprocessError: the process could not be run to its end; all stays in doubt.
     """
     words = [sys.executable, "-m", "airflow", "runguard", "reconcile", f"--dag-id={dag_id}", f"--actor={actor}"]
-    done = subprocess.run(  # noqa: S603  # no shell; the words are ours
-        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_TIMEOUT, check=False
-    )
-    said = (done.stdout if done.returncode == 0 else done.stderr).strip()
-    log.log(logging.INFO if done.returncode == 0 else logging.WARNING, "Asked for DAG %r: %s", dag_id, said[-2000:])
+    with subprocess.Popen(  # noqa: S603  # no shell; the words are ours
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as asking:
+        try:
+            out, err = asking.communicate(timeout=ASK_TIMEOUT)
+        except BaseException:
+            os.killpg(asking.pid, signal.SIGKILL)  # with all that it began; it is not waited for yet, so it is that one
+            raise
+    asked = asking.returncode == 0
+    said = (out if asked else err).strip()
+    log.log(logging.INFO if asked else logging.WARNING, "Asked for DAG %r: %s", dag_id, said[-2000:])
 
 
 def attend(ledger: Ledger) -> None:

@@ -349,7 +349,8 @@ class ReconcileOperator(BaseOperator):
             wrong = {kind: count for kind, count in counts.items() if count and kind != "in_doubt"}
             said = "; ".join(f"{count} × {KINDS[kind]}" for kind, count in wrong.items())
             if wrong:  # once a day
-                ledger.tell(0, end.toordinal(), "vendor_differs", f"{self.dag_id}.{self.task_id}: {said}")
+                task = f"{self.dag_id}.{self.task_id}"
+                ledger.tell(0, end.toordinal(), "vendor_differs", f"{task}: {said}", occasion=task)
         finally:
             ledger.close()
         report = {

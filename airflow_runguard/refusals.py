@@ -34,6 +34,13 @@ def _look(record: Record) -> str:
 
 
 def _too_early(record: Record, ledger: Ledger) -> tuple[str, str]:
+    if record.broken:
+        return (
+            f"It is too early to say that {record.identity} did not happen: its holder may live, or its request may "
+            "still reach the vendor. Running it again now could charge twice.",
+            f"Say it again later; or say that nobody knows, and settle that: `{command('repair', record.identity)}` "
+            "shows what to type.",
+        )
     until = words.when(record.no_later_than, ledger.check()["now"])
     return (
         f"It is too early to say that {record.identity} did not happen: its request may still reach the vendor until "
@@ -96,6 +103,16 @@ def _unknown_effect(record: Record, _: Ledger) -> tuple[str, str]:
     )
 
 
+def _renamed(record: Record, _: Ledger) -> tuple[str, str]:
+    present = record.renamed_to or record.identity
+    anew = command("reopen", record.identity, "--again-although-applied --reason=…")
+    return (
+        f"{record.identity} is only a former name of {present}: what was ordered under it is that record.",
+        f"Look at that one: `{command('explain', present)}`. If other work is to be done under the old name: `{anew}` "
+        "(under new vendor keys).",
+    )
+
+
 SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
     "too_early": _too_early,
     "not_in_doubt": _not_in_doubt,
@@ -133,4 +150,5 @@ SENTENCES: Mapping[str, Callable[[Record, Ledger], tuple[str, str]]] = {
         f"Let it end first. {_look(r)}",
     ),
     "unknown_effect": _unknown_effect,
+    "renamed": _renamed,
 }

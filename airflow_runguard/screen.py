@@ -129,8 +129,9 @@ def gates(data: Data) -> str:
 def gate(data: Data) -> str:
     lines = _fields({k: v for k, v in data.items() if k not in ("records", "now")}, data["now"])
     if data["records"]:
-        rows = [("WAITS", "UNTIL", "TASK")]
-        rows += [(one["record"], when(one["resume_at"], data["now"]), one["holder"]) for one in data["records"]]
+        rows = [("WAITS", "STATE", "UNTIL", "TASK")]
+        for one in data["records"]:
+            rows.append((one["record"], one["state"], when(one["resume_at"], data["now"]), one["holder"]))
         lines += ["", table(rows)]
     return "\n".join(lines)
 

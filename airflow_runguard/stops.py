@@ -15,7 +15,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Record
 from airflow_runguard.explain import command, iso
-from airflow_runguard.refusals import Refused
+from airflow_runguard.refusals import Refused, refusal
 
 SHOWN = 50
 """Waiting records that ``quota show`` lists."""
@@ -27,13 +27,15 @@ def gates(ledger: Ledger) -> Data:
 
 
 def gate(ledger: Ledger, name: str) -> Data:
-    """One gate, and the first of those that wait for it.
+    """One gate, and the first of those that wait for it, each in its turn: what is paused, and what is in doubt and may
+    be sent again.
 
     :raises Refused: there is none.
     """
-    waiting = [record for record in ledger.list(state="paused", limit=10_000) if record.gate == name]
-    waiting.sort(key=lambda record: record.resume_at or record.updated_at)
-    shown = [{"record": str(r.identity), "resume_at": r.resume_at, "holder": str(r.holder)} for r in waiting[:SHOWN]]
+    shown = [
+        {"record": str(r.identity), "state": r.state, "resume_at": r.resume_at, "holder": str(r.holder)}
+        for r in ledger.waiting(name, limit=SHOWN)
+    ]
     return {"now": ledger.check()["now"], **_gate(_found(ledger, name)), "records": shown}
 
 
@@ -122,6 +124,8 @@ def bypass(
     identity = keys.identity(ledger.deployment, namespace, key)
     known = ledger.get(identity) is not None
     verdict = ledger.bypass(identity, result=result, reference=reference, actor=actor, reason=reason)
+    if verdict == "renamed":
+        raise refusal(ledger, commands.find(ledger, key, namespace), verdict)
     if verdict != "ok":
         raise Refused(
             f"{identity} is {verdict.replace('_', ' ')} (or a part of it is done), so booking it as done by hand could "

@@ -152,6 +152,43 @@ def test_p14_lost_time_is_told(ledger: Ledger) -> None:
     assert send(ledger) == ["ledger_lost_time||airflow runguard db check"]
 
 
+def test_p14_time_that_is_lost_unnoticed_is_told_once_until_it_is_acknowledged(
+    ledger: Ledger, sql: psycopg.Connection[Any]
+) -> None:
+    """A failover books no event; each task that waits says so, also of a record that is not there."""
+    for _ in range(2):
+        sql.execute("update runguard.meta set timeline = 'failed over'")
+        for record_id in (7, 0, 8):
+            ledger.tell(record_id, 1, "ledger_lost_time", "it runs on another timeline")
+        assert send(ledger) == ["ledger_lost_time||airflow runguard db check"]
+        ledger.acknowledge_restore(lost_since=None, actor="ann", reason="nothing was lost")
+        assert [told.split("|")[0] for told in send(ledger)] == ["restore_acknowledged"]
+    ledger.lose("an event is gone")
+    ledger.tell(7, 1, "ledger_lost_time", "an event is gone")
+    assert len(send(ledger)) == 1, "the event has told of it"
+
+
+def test_p08_a_broken_line_is_told_of_once_until_it_is_repaired_and_then_anew(
+    ledger: Ledger, sql: psycopg.Connection[Any]
+) -> None:
+    held = enter(ledger, engine.order("k"))
+    held.settle(State.DONE)
+    for _ in range(2):
+        sql.execute("update runguard.record set error = 'x', payload_digest = payload_digest || 'x'")
+        for _ in range(2):
+            ledger.tell(held.id, 1, "broken", "its digest does not match")
+        assert [told.split("|")[0] for told in send(ledger)] == ["broken"]
+        record = ledger.get(held.order.identity)
+        assert record is not None
+        assert ledger.repair(record.id, seen=record.seen, state=None, actor="ann", reason="looked") == "ok"
+
+
+def test_each_occasion_is_told_of(ledger: Ledger) -> None:
+    for occasion in ("bill.charge", "bill.refund", "bill.charge"):
+        ledger.tell(0, 1, "vendor_differs", f"{occasion}: 1 not in the ledger", occasion=occasion)
+    assert len(send(ledger)) == 2
+
+
 def test_a_generation_is_told_of_anew(ledger: Ledger) -> None:
     held = enter(ledger, engine.order("k"))
     held.settle(State.IN_DOUBT, UNKNOWN)

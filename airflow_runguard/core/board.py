@@ -55,6 +55,7 @@ class Filter:
     """Which records are wanted; ``None`` = whichever.
 
     :param failure_class: ``none`` = those without one. :param prefix: of the key.
+    :param waiting: has a turn at a gate: paused, or in doubt and about to be sent again.
     :param holder: the host, the run or the id of the task instance that has or had it.
     :param since, until: when the record began.
     """
@@ -72,6 +73,7 @@ class Filter:
     currency: str | None = None
     holder: str | None = None
     needs_person: bool = False
+    waiting: bool = False
     since: datetime | None = None
     until: datetime | None = None
 
@@ -180,9 +182,9 @@ class Board(Ledger):
         return "all", ()
 
     def _states(self, wanted: Filter) -> Sequence[str] | None:
-        """Only what is not done has a failure class."""
-        classed = wanted.failure_class not in (None, "none")
-        return UNFINISHED if wanted.states is None and classed else wanted.states
+        """Only what is not done has a failure class or waits."""
+        unfinished = wanted.failure_class not in (None, "none") or wanted.waiting
+        return UNFINISHED if wanted.states is None and unfinished else wanted.states
 
     def _matching(self, wanted: Filter, readable: Readable) -> dict[str, Any]:
         states = self._states(wanted)

@@ -24,7 +24,7 @@ from airflow_runguard.core.calling import Calling
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.errors import NotApplied, PlanningError
 from airflow_runguard.core.items import PAGE, Count, Planned, Selection
-from airflow_runguard.core.reconcile import ask, awaited
+from airflow_runguard.core.reconcile import ask, awaited, believed
 from airflow_runguard.core.record import (
     Call,
     CallState,
@@ -116,7 +116,8 @@ class _Conductor(Holding):
         if self.batch.reconcile_chunks:
             try:
                 answers = reconcile(doubts)
-                return dict(asyncio.run(awaited(answers)) if inspect.isawaitable(answers) else answers)
+                answers = dict(asyncio.run(awaited(answers)) if inspect.isawaitable(answers) else answers)
+                return {doubt.call.name: believed(answers.get(doubt.call.name), doubt) for doubt in doubts}
             except Exception as error:
                 log.warning("The reconcile function failed; these items stay in doubt: %s", error, exc_info=True)
                 return {}

@@ -387,6 +387,11 @@ class Ledger(People, Waits):
         }
         return [record_of(row) for row in self._all("list", parameters)]
 
+    def waiting(self, gate: str, *, limit: int) -> Sequence[Record]:
+        """The first of those that have a turn at a gate: paused, or in doubt and about to be sent again."""
+        parameters = {"deployment": self.deployment, "gate": gate, "limit": limit}
+        return [record_of(row) for row in self._all("waiting", parameters)]
+
     def calls(self, record_id: int) -> Sequence[Call]:
         return [call_of(row) for row in self._all("calls", {"record_id": record_id})]
 

@@ -77,7 +77,8 @@ class People(Seam):
         return self._word("accept_payload", record_id=record_id, actor=actor, reason=reason)
 
     def rename(self, record_id: int, *, namespace: str, key: str, actor: str, reason: str) -> str:
-        """Give a finished or untouched record another name."""
+        """Give a finished or untouched record another name. The old one stays behind and leads to it: it gives the
+        result of what is done back, and refuses all else, until a person reopens it for other work."""
         return self._word("rename", record_id=record_id, namespace=namespace, key=key, actor=actor, reason=reason)
 
     def bypass(

@@ -151,8 +151,15 @@ def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
         log.warning("The look-up for %s failed; it stays in doubt.", doubt.record.identity, exc_info=True)
         return Finding(doubt.call.name, "error", f"the look-up failed: {said(error)}")
     if answer is None or isinstance(answer, Applied | NotApplied | Fenced | StillUnknown | Submitted):
-        return answer
+        return believed(answer, doubt)
     return StillUnknown(f"the look-up answered {answer!r}, which is none of Applied, NotApplied, StillUnknown")
+
+
+def believed(answer: Answer | Fenced | None, doubt: Doubt) -> Answer | Fenced | None:
+    """That it is not there under the present key denies nothing that is said to be applied under an earlier one."""
+    if doubt.call.late_applied and isinstance(answer, NotApplied | Fenced | Submitted):
+        return StillUnknown("a stale holder reported that it was applied under an earlier vendor key: a person decides")
+    return answer
 
 
 async def awaited(answer: Awaitable[T]) -> T:

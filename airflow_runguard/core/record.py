@@ -332,7 +332,8 @@ class Verdict(StrEnum):
     PREVIOUS = "previous"
     """The previous one of its series is not complete; ``before`` says what follows from that."""
     REFUSED = "refused"
-    """Other payload, failed for good, poison, a spent budget of pauses, or another's place; ``reason`` says which."""
+    """Other payload, failed for good, poison, a spent budget of pauses, another's place, or a former name; ``reason``
+    says which."""
     BROKEN = "broken"
     """Present but unreadable; a person repairs it."""
     LOST_TIME = "lost_time"
@@ -346,6 +347,7 @@ class Claim:
     :param now: the database's time of the answer.
     :param attempt: of the body call, where the claim also booked its intent.
     :param reentered: the body was begun by an earlier entry (a deferral came back), so it may have been sent.
+    :param holder: busy: who has it; refused, because it was renamed: its present name.
     :param until: busy: ``lease_until``; paused: ``resume_at``; in doubt: ``no_later_than``.
     :param differing: refused for its payload: the fields that differ.
     """
@@ -466,6 +468,8 @@ class Call:
     external_id: str
     submitted: bool
     """``external_id`` names a job that a later holder attaches to."""
+    late_applied: bool
+    """In doubt, since an attempt or generation before this one is said to be applied: a person decides."""
     intent: Mapping[str, Any]
     result_missing: str
     """Why a result that should be there is not; '' = it is there, or none is kept."""
@@ -528,3 +532,5 @@ class Record:
     """Why it cannot be read ('' = it can)."""
     seen: str = ""
     """What ``repair`` wants to be told back, so that a person repairs the line that they looked at."""
+    renamed_to: Identity | None = None
+    """It is only a former name of that record: nothing is called under it until a person reopens it."""

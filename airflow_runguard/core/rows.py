@@ -347,6 +347,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
         known_since=row["known_since"],
         broken=row["broken"],
         seen=row["seen"],
+        renamed_to=Identity(row["deployment"], *row["present_name"]) if row["present_name"] else None,
     )
 
 
@@ -368,6 +369,7 @@ def call_of(row: Mapping[str, Any]) -> Call:
         evidence=row["evidence"],
         external_id=row["external_id"] or "",
         submitted=row["submitted"],
+        late_applied=row["late_applied"],
         intent=object_of(row["intent"] or "{}"),
         result_missing=row["result_missing"] or "",
     )

@@ -89,8 +89,9 @@ class Waits(Seam):
     def close_question(self, ti_id: str) -> None:
         self._all("close_question", {"ti_id": ti_id})
 
-    def tell(self, record_id: int, generation: int, kind: str, reason: str) -> None:
-        """Book something that people are to be told, that no event tells of; once per record, generation and kind."""
+    def tell(self, record_id: int, generation: int, kind: str, reason: str, *, occasion: str = "") -> None:
+        """Book something that people are to be told, that no event tells of; once per record, generation, kind and
+        occasion. What is broken is told anew after each repair, and lost time after each acknowledgement."""
         self._one(
             "tell",
             {
@@ -99,6 +100,7 @@ class Waits(Seam):
                 "generation": generation,
                 "kind": kind,
                 "reason": reason,
+                "occasion": occasion,
             },
         )
 

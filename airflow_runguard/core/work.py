@@ -190,7 +190,7 @@ class Ended:
     :param skip: it is to be skipped, as its author said.
     :param error: the exception that ended the body, where there was one.
     :param value: what there is to give all the same (the summary of a batch).
-    :param tells: the kind of notice that people get.
+    :param tells: the kind of notice that people get. :param about: the record that it is about, where it is another.
     """
 
     message: str
@@ -198,6 +198,7 @@ class Ended:
     error: BaseException | None = None
     value: Any = None
     tells: str = ""
+    about: str = ""
     skip: bool = False
 
 
@@ -301,9 +302,9 @@ def _previous(claim: Claim, order: Order) -> How:
     said = f"{claim.identity} was not begun. {before.sentence(order.place.series)} No call was made."
     if before.verdict == "wait":
         return Waiting(said, before.seconds, place=order.place, limited=before.standing == "absent")
-    return Ended(
-        said, retry=False, skip=before.verdict == "skip", tells="broken" if before.standing == "broken" else ""
-    )
+    if before.standing == "broken":
+        return Ended(said, retry=False, tells="broken", about=before.name)
+    return Ended(said, retry=False, skip=before.verdict == "skip")
 
 
 def _refused(claim: Claim) -> str:
@@ -312,6 +313,12 @@ def _refused(claim: Claim) -> str:
         return (
             f"{name} says that it stands where another record of its series stands. No call was made. Name the series "
             "by what makes them two jobs (`series='payout/{{ args.account }}'`), or give it a place of its own."
+        )
+    if claim.reason == "renamed":
+        return (
+            f"{name} is only a former name of {claim.holder}: what was ordered under it is that record, and may have "
+            "happened. No call was made. If this is that work, order it by its present name (`airflow runguard explain "
+            f"'{claim.holder}'`); if it is other work, give it a key of its own."
         )
     if claim.reason == "payload":
         fields = ", ".join(claim.differing) or "their canonical form"

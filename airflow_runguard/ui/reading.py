@@ -69,6 +69,7 @@ class Wanted(BaseModel):
     currency: Text | None = None
     holder: Annotated[Text | None, Field(description="host, run or task instance id of the (last) holder")] = None
     needs_person: bool = False
+    waiting: Annotated[bool, Field(description="has a turn at a gate: paused, or in doubt and sent again")] = False
     since: Annotated[Moment, Field(description="begun at or after")] = None
     until: Annotated[Moment, Field(description="begun before")] = None
     sort: Literal["newest", "oldest", "name"] | None = None

@@ -284,7 +284,7 @@ def test_p03_a_closed_gate_leaves_doubt_where_it_is(ledger: Ledger, sql: Connect
     held = enter(ledger, order("k", on_doubt="replay", lease=0.001))
     assert ledger.claim(order("k", on_doubt="ask"), engine.holder()).verdict is Verdict.IN_DOUBT
     close(ledger)
-    claim = ledger.claim(order("k", on_doubt="replay"), engine.holder())
+    claim = ledger.claim(order("k", on_doubt="replay", key_lifetime=200_000.0), engine.holder())
     assert claim.verdict is Verdict.PAUSED
     assert state_of(ledger, held.order) is State.IN_DOUBT
 

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from airflow_runguard.core import work
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Claim, Completeness, Order, Result, Settlement, State, Verdict
@@ -115,6 +116,9 @@ def test_p08_nobody_ever_goes_on_from_a_broken_record(ledger: Ledger, sql: SQL, 
     assert refused.verdict is Verdict.PREVIOUS
     assert refused.before is not None
     assert so(refused.before) == ("fail", "broken")
+    how = work.refusal(refused, engine.work(order, lambda guard: None))
+    assert isinstance(how, work.Ended)
+    assert (how.tells, how.about) == ("broken", str(held.order.identity)), "people are told of the one that is broken"
 
 
 def test_p14_after_lost_time_absent_means_nothing(ledger: Ledger) -> None:

@@ -16,12 +16,13 @@ r.deployment = %(deployment)s and @seen_by
           and (%(run_id)s::text is null or r.run_id = %(run_id)s)
           and (%(map_index)s::int is null or r.map_index = %(map_index)s)
           and (%(namespace)s::text is null or r.namespace = %(namespace)s)
-          and (%(prefix)s::text is null or starts_with(r.key, %(prefix)s))
+          and (%(prefix)s::text is null and r.renamed_to is null or starts_with(r.key, %(prefix)s))
           and (%(partition)s::text is null or r.partition = %(partition)s)
           and (%(gate)s::text is null or r.gate = %(gate)s)
           and (%(currency)s::text is null or r.currency = %(currency)s)
           and (%(holder)s::text is null or %(holder)s in (r.host, r.ti_id, r.run_id))
           and (not %(needs_person)s or r.needs_person or r.state = 'in_doubt')
+          and (not %(waiting)s or r.resume_at is not null)
           and (%(since)s::timestamptz is null or r.created_at >= %(since)s)
           and (%(until)s::timestamptz is null or r.created_at < %(until)s)
 
@@ -168,7 +169,8 @@ select f.*, clock_timestamp() as now from runguard.freeze f
 select e.* from runguard.event e where e.record_id is null and e.id < %(before)s::bigint order by e.id desc limit %(limit)s::int
 
 -- name: record
-select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen, clock_timestamp() as now
+select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen,
+       runguard.present_name(r) as present_name, clock_timestamp() as now
   from runguard.record r where r.id = %(id)s::bigint and r.deployment = %(deployment)s and @seen_by
 
 -- name: dag_of

@@ -6,6 +6,7 @@ create or replace function runguard.may_resend(c runguard.call, p_key_lifetime i
 language sql volatile as $$
     select p_key_lifetime is not null and clock_timestamp() < c.first_intent_at + p_key_lifetime and not c.same_again
            and not c.final                      -- else it would go out under its next key
+           and not c.late_applied               -- else under another than the one that was applied
 $$;
 
 -- Whether a call had its effect, or may have: it is done, under way, unknown, or a job that goes on at the vendor.
@@ -40,6 +41,17 @@ begin
     perform runguard.book(r, 'in_doubt', p_actor, p_reason);
 end $$;
 
+-- What is in doubt waits at its gate no more: it may not be sent again, so somebody is asked about it.
+create or replace function runguard.give_turn_up(r runguard.record, p_actor text) returns runguard.record
+language plpgsql as $$
+begin
+    if r.resume_at is not null then
+        update runguard.record k set resume_at = null where k.id = r.id returning * into r;
+        perform runguard.book(r, 'turn_given_up', p_actor);
+    end if;
+    return r;
+end $$;
+
 -- Starts one call under a held record whose row the caller has locked; books its intent in the call's own line.
 -- Says 'run'; 'attach' (it was submitted: take up the job of that external_id, and send nothing); or why neither:
 -- 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed',
@@ -62,7 +74,7 @@ begin
         return;
     end if;
     verdict := case
-        when c.submitted and not c.final and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
+        when c.submitted and not c.final and not c.late_applied and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
              or (c.state = 'paused' and c.resume_at <= v_now)) then 'attach'
         else case c.state
         when 'done' then case when c.result is null or sha256(c.result) = c.result_digest then 'replay' else 'broken' end
@@ -115,6 +127,7 @@ declare
     resend   boolean;
     frozen   text;
     lost     boolean;                           -- the ledger lost time since it was last entered
+    forgets  timestamptz;                       -- when the vendor forgets the first key of what is in doubt
     v_slot   timestamptz;
     v_why    text;
 begin
@@ -173,7 +186,8 @@ begin
             return;
         end if;
         frozen := case when m.freezes > 0 then runguard.frozen(p_deployment, p_dag_id, p_namespace, p_key) end;
-        lost := coalesce(r.known_since < m.unknown_before, false);
+        lost := coalesce(case when r.known_since = 'epoch' then coalesce(p_run_at, '-infinity')   -- only observed: as good as absent
+                              else r.known_since end < m.unknown_before, false);
 
         if r.id is null and coalesce(p_run_at, '-infinity') < m.unknown_before then
             -- Absent, but the ledger lost the time in which it may have been done.
@@ -211,8 +225,14 @@ begin
             exit;
         end if;
 
-        bound := r.first_intent_at is not null and not r.payload_accepted;
-        if bound and (r.payload_version <> p_payload_version or r.payload_digest <> p_payload_digest) then
+        bound := r.first_intent_at is not null and not r.payload_accepted
+                 and (r.payload_version <> p_payload_version or r.payload_digest <> p_payload_digest);
+        if r.renamed_to is not null and (bound or r.state <> 'done') then
+            verdict := 'refused';               -- whatever was sent under this name is another record's by now
+            reason := 'renamed';
+            holder := array_to_string(runguard.present_name(r), '/');
+            exit;
+        elsif bound then
             verdict := 'refused';
             reason := 'payload';
             payload_fields := r.payload_fields;
@@ -244,10 +264,18 @@ begin
             verdict := 'paused';
             until := r.resume_at;
         elsif r.state = 'in_doubt' then
-            select bool_and(k.submitted or runguard.may_resend(k, p_key_lifetime)) into resend from runguard.call k
+            select bool_and((k.submitted and not k.late_applied) or runguard.may_resend(k, p_key_lifetime)),
+                   min(k.first_intent_at + p_key_lifetime) filter (where not k.submitted) into resend, forgets
+              from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
-            resend := coalesce(resend, false) and not lost;
+            resend := coalesce(resend, false) and not lost and coalesce(r.resume_at < forgets, true);
             if not resend and (lost or not (p_calls = 'batch' and runguard.doubt_is_its_items(r))) then
+                if r.resume_at is not null and not locked then
+                    locked := true;             -- there is something to write after all
+                    perform runguard.open_for_writing();
+                    continue;
+                end if;
+                r := runguard.give_turn_up(r, p_actor);
                 verdict := 'in_doubt';
                 reason := r.error;
                 until := case when r.no_later_than > now then r.no_later_than end;
@@ -316,7 +344,12 @@ begin
             end if;
         end if;
         if v_slot is not null then              -- told to wait, its gate is closed, or others are waiting before it
-            if r.state = 'in_doubt' then        -- what is unknown stays where it is, but it keeps its slot
+            if r.state = 'in_doubt' and p_calls <> 'batch' and v_slot >= forgets then    -- by then it may not be sent
+                r := runguard.give_turn_up(r, p_actor);
+                verdict := 'in_doubt';
+                reason := r.error;
+                exit;
+            elsif r.state = 'in_doubt' then     -- what is unknown stays where it is, but it keeps its slot
                 update runguard.record k set resume_at = v_slot, gate = p_gate where k.id = r.id returning * into r;
                 perform runguard.book(r, 'waits', p_actor, v_why);
                 verdict := 'paused';
@@ -337,6 +370,7 @@ begin
             exit;
         elsif not reenters and r.claims >= p_max_claims then
             if r.state = 'in_doubt' then
+                r := runguard.give_turn_up(r, p_actor);
                 verdict := 'in_doubt';
                 reason := format('claimed %s times without an outcome', r.claims);
                 exit;

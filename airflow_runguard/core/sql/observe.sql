@@ -4,6 +4,7 @@
 -- What "this would have been …" says of a record, for a run that begins now; null = nothing would have stopped it.
 create or replace function runguard.would_have_been(r runguard.record) returns text language sql volatile as $$
     select case
+        when r.renamed_to is not null then format('a duplicate of what is named %s now', array_to_string(runguard.present_name(r), '/'))
         when r.state = 'done' then format('a duplicate of what was done by %s.%s run %s until %s', r.dag_id, r.task_id, r.run_id,
             to_char(r.finished_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
         when r.state = 'running' and r.lease_until > clock_timestamp() then 'beside ' || runguard.holder_of(r)
@@ -36,9 +37,9 @@ begin
     perform runguard.pin();
     perform runguard.open_for_writing();
     insert into runguard.record (deployment, namespace, key, state, calls, on_doubt, payload_version, payload_digest,
-        payload_fields, payload_readable, store_result, partition, dag_id, task_id, run_id, digest)
+        payload_fields, payload_readable, store_result, partition, dag_id, task_id, run_id, known_since, digest)
     values (p_deployment, p_namespace, p_key, 'pending', 'body', 'ask', p_payload_version, p_payload_digest,
-        p_payload_fields, p_payload_readable, p_store_result, p_partition, p_dag_id, p_task_id, p_run_id, '')
+        p_payload_fields, p_payload_readable, p_store_result, p_partition, p_dag_id, p_task_id, p_run_id, 'epoch', '')
     on conflict do nothing;
     select * into r from runguard.record k
      where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
@@ -74,7 +75,7 @@ begin
             select * into s from runguard.start_call(r, 'body', null, p_hold, null);
             verdict := 'booked';
         end if;
-    elsif r.state = 'done' then
+    elsif r.state = 'done' or r.renamed_to is not null then
         verdict := 'duplicate';
         said := runguard.would_have_been(r);
     elsif r.nonce is distinct from p_nonce and (r.state = 'running' or r.nonce not like 'observed:%') then

@@ -61,7 +61,7 @@ begin
     update runguard.call c set
            state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
            effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
-           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false,
+           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false, late_applied = false,
            external_id = coalesce(p_reference, c.external_id), submitted = c.submitted and p_answer <> 'did_not_happen',
            result = case when p_answer = 'happened' and p_call is not null and r.store_result = 'all' then p_result end,
            result_digest = case when p_answer = 'happened' and p_call is not null and r.store_result <> 'none' then sha256(p_result) end,
@@ -122,10 +122,12 @@ declare
 begin
     select * into s from runguard.look(p_record_id, p_seen_fence);
     r := s.r;
-    if s.refused is not null then
+    if s.refused <> 'renamed' then
         return s.refused;
     elsif r.generation <> p_seen_generation then
         return 'moved';
+    elsif s.refused = 'renamed' and not p_again_although_applied then
+        return 'renamed';
     elsif r.state not in ('done', 'failed') then
         return 'not_finished';
     elsif not p_again_although_applied and (r.effect <> 'not_applied' or runguard.partly_happened(r)) then
@@ -136,7 +138,7 @@ begin
            completeness = 'none', needs_person = false, claims = 0, pauses = 0, paused_since = null, late_applied = 0, first_intent_at = null,
            first_unknown_at = null, no_later_than = null, resume_at = null, finished_at = null, result = null,
            result_digest = null, result_missing = null, error = '', evidence = '', payload_accepted = false,
-           known_since = clock_timestamp()
+           known_since = clock_timestamp(), renamed_to = null
      where id = r.id returning * into r;
     perform runguard.book(r, 'reopened', p_actor, p_reason, json_build_object(
         'although_applied', p_again_although_applied, 'state', old.state, 'finished_at', old.finished_at, 'payload', old.payload_readable, 'error', old.error,
@@ -190,10 +192,15 @@ begin
         return 'not_broken';
     elsif encode(sha256(convert_to(r::text, 'UTF8')), 'hex') <> p_seen then
         return 'moved';
+    elsif r.renamed_to is not null and p_state <> 'failed' then
+        return 'renamed';
     end if;
     old := r;
     select count(*), max(c.no_later_than) into v_open, v_until from runguard.call c where c.record_id = r.id and c.generation = r.generation
        and c.state in ('started', 'in_doubt') and c.outcome_at is null;
+    if p_state = 'pending' and greatest(v_until, r.no_later_than, r.lease_until) > clock_timestamp() then
+        return 'too_early';
+    end if;
     perform set_config('runguard.writing', 'repair', true);
     if p_state is null then
         update runguard.record set row_version = 1, digest_version = 1,
@@ -201,11 +208,12 @@ begin
          where id = r.id returning * into r;
     else
         update runguard.call c set state = 'pending', effect = 'not_applied', outcome_at = clock_timestamp(),
-               first_unknown_at = null, resume_at = null, same_again = false
+               first_unknown_at = null, resume_at = null, same_again = false, late_applied = false
          where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
            and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
-               handed_over = false, resume_at = null, known_since = clock_timestamp(),
+               handed_over = false, resume_at = null,
+               known_since = case when p_state = 'in_doubt' then known_since else clock_timestamp() end,
                open_calls = case when p_state = 'in_doubt' then v_open else 0 end,
                no_later_than = case when p_state = 'in_doubt' and v_open > 0 then coalesce(greatest(no_later_than, v_until), clock_timestamp())
                                     when p_state = 'in_doubt' then no_later_than end,
@@ -214,7 +222,7 @@ begin
                first_unknown_at = case when p_state = 'in_doubt' then clock_timestamp() end,
                effect = case p_state when 'done' then 'applied' when 'in_doubt' then 'unknown' when 'failed' then 'unknown' end,
                failure_class = case when p_state in ('in_doubt', 'failed') then 'unknown' end,
-               needs_person = p_state in ('in_doubt', 'failed'),
+               needs_person = p_state in ('in_doubt', 'failed') and renamed_to is null,
                completeness = case when p_state = 'done' then 'full' else 'none' end,
                finished_at = case when p_state = 'done' then clock_timestamp() end,
                result = case when p_state = 'done' then result end,
@@ -272,6 +280,8 @@ begin
      where k.deployment = p_deployment and k.namespace = p_namespace and k.key = p_key for update;
     if runguard.broken(r) <> '' then
         return 'broken';
+    elsif r.renamed_to is not null then
+        return 'renamed';
     elsif r.state not in ('pending', 'paused', 'failed') or r.first_unknown_at is not null or runguard.partly_happened(r) then
         return r.state;
     end if;
@@ -306,13 +316,19 @@ begin
 end $$;
 
 -- Gives a record another name (a DAG was renamed). The vendor keys change with the name, so nothing may be under way.
+--
+-- The old name stays behind as a line that leads to the record, since an older run may still order under it: that is the
+-- same order, and the vendor keys of that name are used. All done, it gives the same result back; anything else it refuses. Its
+-- generation is the last one that was sent under it, so that a person who reopens it gets vendor keys that are new.
+-- A record that goes back to a former name of its own trades names with the line that stands there.
 create or replace function runguard.rename(
     p_record_id bigint, p_namespace text, p_key text, p_actor text, p_reason text
 ) returns text language plpgsql as $$
 declare
-    r   runguard.record;
-    s   record;
-    old runguard.record;
+    r      runguard.record;
+    s      record;
+    old    runguard.record;
+    former runguard.record;
 begin
     select * into s from runguard.look(p_record_id, null);
     r := s.r;
@@ -323,14 +339,39 @@ begin
         return 'under_way';
     end if;
     old := r;
-    update runguard.call c set final = true    -- what goes out from here on has a key of its own
-     where c.record_id = r.id and c.generation = r.generation and c.state in ('pending', 'failed', 'paused')
-       and c.first_intent_at is not null;
     begin
+        update runguard.record k set key = E'\x01' || k.id   -- no name of anybody, until the names are traded
+         where k.deployment = r.deployment and k.namespace = p_namespace and k.key = p_key and k.renamed_to = r.id
+           and runguard.broken(k) = '' returning * into former;
         update runguard.record set namespace = p_namespace, key = p_key where id = r.id returning * into r;
+        if former.id is null then
+            insert into runguard.record (deployment, namespace, key, state, failure_class, effect, calls, on_doubt,
+                payload_version, payload_digest, payload_fields, payload_readable, store_result, renamed_to, digest)
+            values (r.deployment, old.namespace, old.key, 'failed', 'planning', 'unknown', 'body', 'ask',
+                r.payload_version, r.payload_digest, r.payload_fields, r.payload_readable, r.store_result, r.id, '')
+            returning * into former;
+        end if;
     exception when unique_violation then
         return 'taken';
     end;
+    update runguard.record k set namespace = old.namespace, key = old.key, generation = greatest(k.generation, r.generation),
+           state = w.state, effect = w.effect, failure_class = w.failure_class, completeness = w.completeness,
+           finished_at = w.finished_at, result = w.result, result_digest = w.result_digest, result_missing = w.result_missing,
+           error = format('renamed to %s/%s', r.namespace, r.key), calls = runguard.calls_by_hand(r.calls),
+           store_result = r.store_result, first_intent_at = r.first_intent_at, known_since = clock_timestamp(),
+           payload_version = r.payload_version, payload_digest = r.payload_digest, payload_fields = r.payload_fields,
+           payload_readable = r.payload_readable, dag_id = r.dag_id, task_id = r.task_id
+      from (select 'done' as state, 'applied' as effect, null as failure_class, r.completeness, r.finished_at, r.result,
+                   r.result_digest, r.result_missing where r.state = 'done' and r.completeness = 'full'
+            union all
+            select 'failed', 'unknown', 'planning', 'none', null, null, null, null
+             where r.state <> 'done' or r.completeness <> 'full') w
+     where k.id = former.id returning * into former;
+    perform runguard.book(former, 'left_behind', p_actor, p_reason,
+                          json_build_object('to', json_build_array(r.namespace, r.key))::text);
+    update runguard.call c set final = true    -- what goes out from here on has a key of its own
+     where c.record_id = r.id and c.generation = r.generation and c.state in ('pending', 'failed', 'paused')
+       and c.first_intent_at is not null;
     perform runguard.book(r, 'renamed', p_actor, p_reason,
                           json_build_object('from', json_build_array(old.namespace, old.key))::text);
     return 'ok';

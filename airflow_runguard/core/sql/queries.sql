@@ -140,7 +140,7 @@ select q.*, r.state, r.generation as generation_now, r.namespace, r.key, r.deplo
 update runguard.question q set closed_at = clock_timestamp() where q.ti_id = %(ti_id)s returning q.ti_id
 
 -- name: tell
-select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s) as mine
+select runguard.tell(%(deployment)s, %(record_id)s, %(generation)s::bigint, %(kind)s, %(reason)s, %(occasion)s) as mine
 
 -- name: take_notices
 select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.state, r.error, r.amount, r.currency
@@ -178,28 +178,37 @@ select m.*, runguard.lost_time(m) as lost_time,
 select to_regclass('runguard.meta') is not null as there
 
 -- name: find
-select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen
+select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen,
+       runguard.present_name(r) as present_name
   from runguard.record r
  where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s
 
 -- name: find_key
-select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen
+select r.*, runguard.broken(r) as broken, encode(sha256(convert_to(r::text, 'UTF8')), 'hex') as seen,
+       runguard.present_name(r) as present_name
   from runguard.record r
  where r.deployment = %(deployment)s and (r.key = %(name)s or r.namespace || '/' || r.key = %(name)s)
  order by r.id limit 20
 
+-- Former names of records only where a name is looked for.
 -- name: list
-select r.*, runguard.broken(r) as broken, '' as seen
+select r.*, runguard.broken(r) as broken, '' as seen, runguard.present_name(r) as present_name
   from runguard.record r
  where r.deployment = %(deployment)s and r.id > %(after)s
    and (%(state)s::text is null or r.state = %(state)s)
    and (%(dag_id)s::text is null or r.dag_id = %(dag_id)s)
    and (%(namespace)s::text is null or r.namespace = %(namespace)s)
-   and (%(prefix)s::text is null or starts_with(r.key, %(prefix)s))
+   and (%(prefix)s::text is null and r.renamed_to is null or starts_with(r.key, %(prefix)s))
    and (not %(needs_person)s or r.needs_person or r.state = 'in_doubt')
    and (not %(by_marker)s or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                                         and c.state = 'in_doubt' and strpos(c.intent, '"runguard.sql"') > 0))
  order by r.id limit %(limit)s
+
+-- name: waiting
+select r.*, runguard.broken(r) as broken, '' as seen, runguard.present_name(r) as present_name
+  from runguard.record r
+ where r.deployment = %(deployment)s and r.gate = %(gate)s and r.resume_at is not null
+ order by r.resume_at, r.id limit %(limit)s
 
 -- name: calls
 select x.* from (select c.* from runguard.call c where c.record_id = %(record_id)s
@@ -229,7 +238,7 @@ select p.n::int as n
   left join runguard.record d on l.record_id is null and d.deployment = %(deployment)s and d.namespace = p.series and d.key = p.expected
  cross join lateral runguard.may_follow(%(deployment)s, p.series, p.place, p.expected, make_interval(secs => p.min_gap), p.partial,
                                         p.on_failed, p.on_absent) b
- where case coalesce(r.state, d.state, 'absent')
+ where case coalesce(r.state, (select t.state from runguard.record t where t.id = d.renamed_to), d.state, 'absent')
            when 'running' then false
            when 'pending' then false
            when 'done' then true
@@ -297,7 +306,7 @@ select r.namespace, r.key, r.state, r.updated_at, r.error,
        extract(epoch from clock_timestamp() - case r.state when 'running' then r.lease_until when 'paused' then r.resume_at
                                                            else r.updated_at end)::float8 as seconds
   from runguard.record r
- where r.deployment = %(deployment)s and r.state <> 'done'
+ where r.deployment = %(deployment)s and r.state <> 'done' and r.renamed_to is null
    and case r.state when 'running' then r.lease_until < clock_timestamp() - interval '10 minutes'
                     when 'paused' then r.resume_at < clock_timestamp() - interval '1 hour'
                     else r.updated_at < clock_timestamp() - make_interval(secs => %(stuck_after)s) end
@@ -320,7 +329,7 @@ select r.id, r.namespace, r.key, r.state, r.failure_class, r.ti_id, r.dag_id, r.
 -- name: standing
 select r.state, coalesce(r.failure_class, '') as failure_class, count(*)::bigint as records,
        extract(epoch from clock_timestamp() - min(r.updated_at))::float8 as oldest
-  from runguard.record r where r.deployment = %(deployment)s and r.state <> 'done' group by 1, 2
+  from runguard.record r where r.deployment = %(deployment)s and r.state <> 'done' and r.renamed_to is null group by 1, 2
 
 -- name: note_difference
 select runguard.note_difference(%(record_id)s::bigint, %(generation)s::int, %(kind)s, %(actor)s, %(reason)s, %(detail)s) as new

@@ -50,7 +50,7 @@ language sql stable parallel safe as $$
         r.payload_digest, r.payload_accepted::text, r.store_result, encode(r.result_digest, 'hex'),
         extract(epoch from r.no_later_than)::text, extract(epoch from r.resume_at)::text,
         extract(epoch from r.first_intent_at)::text, extract(epoch from r.first_unknown_at)::text, r.result_missing],
-        E'\x1f', E'\x1e'), 'UTF8'))
+        E'\x1f', E'\x1e') || coalesce(E'\x1f' || r.renamed_to, ''), 'UTF8'))
 $$;
 
 -- Why a line cannot be true ('' = it can). Nobody may write such a line (the trigger below), and who reads one all the
@@ -81,6 +81,7 @@ language sql stable parallel safe as $$
           or r.state = 'paused' and r.resume_at is null
           or r.state = 'in_doubt' and (r.first_unknown_at is null or r.effect is distinct from 'unknown')
           or r.needs_person and r.state not in ('failed', 'in_doubt')
+          or r.renamed_to is not null and (r.state not in ('done', 'failed') or r.effect = 'not_applied' or r.needs_person)
             then format('its columns contradict its state %L', r.state)
         else '' end
 $$;
@@ -133,9 +134,15 @@ begin
     select * into r from runguard.record k where k.id = p_record_id for update;
     refused := case when not found then 'missing'
                     when runguard.broken(r) <> '' then 'broken'
-                    when r.fence <> p_seen_fence then 'moved' end;
+                    when r.fence <> p_seen_fence then 'moved'
+                    when r.renamed_to is not null then 'renamed' end;
     perform runguard.stir();
 end $$;
+
+-- What a former name leads to: the present name of its record, as (namespace, key); null = it is a record of its own.
+create or replace function runguard.present_name(r runguard.record) returns text[] language sql stable as $$
+    select array[k.namespace, k.key]::text[] from runguard.record k where k.id = r.renamed_to
+$$;
 
 create or replace function runguard.check_record() returns trigger language plpgsql as $$
 declare
@@ -145,7 +152,8 @@ begin
         if new.fence < old.fence or new.generation < old.generation then
             raise exception 'record %: fence and generation never fall', old.id;
         end if;
-        if (new.state <> old.state or new.fence <> old.fence) and v_writing is distinct from 'repair' then
+        if (new.state <> old.state or new.fence <> old.fence) and v_writing is distinct from 'repair'
+           and (old.renamed_to is null or new.renamed_to is null) then      -- a former name has no life of its own
             if not exists (select from runguard.transition t where t.source = old.state and t.target = new.state) then
                 raise exception 'record %: no transition from % to %', old.id, old.state, new.state;
             elsif new.state = 'running' and new.fence <= old.fence then

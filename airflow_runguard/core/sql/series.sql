@@ -43,7 +43,10 @@ begin
     end if;
     v_before := runguard.before_place(p_deployment, p_series, p_place, p_expected);    -- volatile: once, not for each row
     select * into r from runguard.record k where k.id = v_before;
-    if not found then
+    if r.renamed_to is not null then            -- the keys of old were its places
+        select * into r from runguard.record k where k.id = r.renamed_to;
+    end if;
+    if r.id is null then
         standing := case when coalesce(p_expected, '') = '' then 'none' else 'absent' end;
         verdict := case standing when 'none' then 'go' else p_on_absent end;
         name := p_expected;
@@ -134,6 +137,7 @@ create or replace function runguard.take_place(
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
+    p_record_id := coalesce((select k.renamed_to from runguard.record k where k.id = p_record_id), p_record_id);
     insert into runguard.place (deployment, series, place, record_id) values (p_deployment, p_series, p_place, p_record_id)
     on conflict do nothing;
     if not exists (select from runguard.place p where p.deployment = p_deployment and p.series = p_series

@@ -84,7 +84,8 @@ create table runguard.record (
     created_at       timestamptz not null default clock_timestamp(),
     updated_at       timestamptz not null default clock_timestamp(),
     finished_at      timestamptz,
-    known_since      timestamptz not null default clock_timestamp(),        -- entered, or spoken of as a whole by a person
+    known_since      timestamptz not null default clock_timestamp(),        -- entered, or spoken of as a whole by a person; epoch: only observed
+    renamed_to       bigint,                                -- a former name of that record: nothing is called under it
     row_version      smallint not null default 1,
     digest_version   smallint not null default 1,
     digest           bytea not null,
@@ -120,6 +121,7 @@ create table runguard.call (
     effect           text,
     final            boolean not null default false,        -- refused for good: the vendor keeps that answer
     same_again       boolean not null default false,        -- sent again, the same unknown answer came back
+    late_applied     boolean not null default false,        -- in doubt, since an earlier key of it is said to be applied
     error            text not null default '',
     evidence         text not null default '',
     result           bytea,

@@ -1,14 +1,15 @@
--- The roll-up behind the pages' numbers (see tally in tables.sql). It decides nothing and no promise hangs on it.
+-- The roll-up behind the pages' numbers (see tally in tables.sql). It decides nothing and no promise hangs on it. A former
+-- name of a record is no further one.
 
 create or replace function runguard.count_record() returns trigger language plpgsql as $$
 begin
     if tg_op = 'UPDATE' then
-        if old.state <> 'running' then
+        if old.state <> 'running' and old.renamed_to is null then
             insert into runguard.tally_change (deployment, dag_id, state, failure_class, needs_person, currency, n, amount, entered)
             values (old.deployment, coalesce(old.dag_id, ''), old.state, coalesce(old.failure_class, ''), old.needs_person,
                     coalesce(old.currency, ''), -1, -coalesce(old.amount, 0), false);
         end if;
-        if new.state = 'running' then
+        if new.state = 'running' or new.renamed_to is not null then
             return null;
         end if;
     end if;
@@ -20,10 +21,10 @@ end $$;
 
 -- After the write, not before it: an insert that met a conflict counts nothing.
 create or replace trigger count_new after insert on runguard.record for each row
-    when (new.state <> 'running') execute function runguard.count_record();
+    when (new.state <> 'running' and new.renamed_to is null) execute function runguard.count_record();
 create or replace trigger count_moved after update on runguard.record for each row
     when (not (old.state = 'running' and new.state = 'running') and (
-          old.state <> new.state or old.needs_person <> new.needs_person
+          old.state <> new.state or old.renamed_to is distinct from new.renamed_to or old.needs_person <> new.needs_person
           or old.failure_class is distinct from new.failure_class or old.dag_id is distinct from new.dag_id
           or old.currency is distinct from new.currency or old.amount is distinct from new.amount))
     execute function runguard.count_record();

@@ -99,13 +99,29 @@ create or replace trigger note after insert on runguard.event for each row
     when (new.kind in ('in_doubt', 'failed', 'poison', 'late_outcome', 'ask_timed_out', 'ledger_lost_time', 'restore_acknowledged'))
     execute function runguard.note();
 
+-- What no event tells of. A broken line is told of once until it is repaired; time that is lost, once until a person
+-- acknowledges it, whichever record met it first (where it was booked, its event has told of it); all else once for each occasion.
 create or replace function runguard.tell(
-    p_deployment text, p_record_id bigint, p_generation bigint, p_kind text, p_reason text
+    p_deployment text, p_record_id bigint, p_generation bigint, p_kind text, p_reason text, p_occasion text
 ) returns boolean language plpgsql as $$
+declare
+    m runguard.meta;
 begin
     perform runguard.pin();
-    insert into runguard.notice (deployment, record_id, generation, kind, reason)
-    values (p_deployment, p_record_id, p_generation, p_kind, p_reason) on conflict do nothing;
+    if p_kind = 'ledger_lost_time' then
+        select * into strict m from runguard.meta;
+        if m.lost is not null then
+            return false;
+        end if;
+        p_record_id := 0;
+        p_generation := 0;
+        p_occasion := 'epoch ' || m.epoch;
+    elsif p_kind = 'broken' then
+        p_occasion := concat_ws(' ', nullif(p_occasion, ''), 'repair', (select max(e.id) from runguard.event e
+            where e.record_id = p_record_id and e.kind = 'repaired'));
+    end if;
+    insert into runguard.notice (deployment, record_id, generation, kind, reason, occasion)
+    values (p_deployment, p_record_id, p_generation, p_kind, p_reason, p_occasion) on conflict do nothing;
     return found;
 end $$;
 

@@ -31,7 +31,7 @@ begin
         'result', case r.store_result when 'all' then encode(p_result, 'escape')
                                       when 'digest' then 'sha256:' || encode(sha256(p_result), 'hex') end)::text);
     if p_effect is distinct from 'applied' or runguard.broken(r) <> ''
-       or (r.generation <> p_generation and runguard.ordered_although_applied(r))
+       or (r.generation <> p_generation and runguard.ordered_although_applied(r, p_generation + 1))
        or (r.state = 'done' and r.calls <> 'batch')
        or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                      and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
@@ -44,6 +44,12 @@ begin
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call
        and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
+    -- An answer from before this speaks of it no more; nor does that of one who calls it now, unless it happened. What was
+    -- applied under an earlier key is neither sent again nor denied under the present one: a person decides.
+    update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp()
+                                                       else coalesce(c.first_unknown_at, c.intent_at - interval '1 microsecond') end,
+           late_applied = c.late_applied or r.generation <> p_generation or (c.fence <> p_fence and c.attempt > 1)
+     where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state in ('started', 'in_doubt');
     if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
            where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
         return r;                               -- that item is in doubt and is not called; the others are other work
@@ -61,10 +67,11 @@ begin
     return r;
 end $$;
 
--- Whether the person who ordered this generation knew that the one before may have happened.
-create or replace function runguard.ordered_although_applied(r runguard.record) returns boolean language sql stable as $$
+-- Whether the person who ordered a generation knew that the one before may have happened.
+create or replace function runguard.ordered_although_applied(r runguard.record, p_generation integer) returns boolean
+language sql stable as $$
     select coalesce((select (e.detail::json ->> 'although_applied')::boolean from runguard.event e
-                      where e.record_id = r.id and e.kind = 'reopened' and e.generation = r.generation
+                      where e.record_id = r.id and e.kind = 'reopened' and e.generation = p_generation
                       order by e.id desc limit 1), false)
 $$;
 
