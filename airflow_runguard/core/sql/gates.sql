@@ -65,7 +65,7 @@ end $$;
 
 -- Whose turn was before this stands in the line no more: it did not come for it, and perhaps never will (its run was deleted,
 -- its task marked). When it does come, it asks anew.
-create or replace function runguard.line_begins() returns timestamptz language sql volatile as $$
+create or replace function runguard.line_begins() returns timestamptz language sql stable as $$
     select clock_timestamp() - interval '15 seconds'
 $$;
 
