@@ -84,7 +84,7 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     if record.holder.observes and record.state is not State.RUNNING:
         return _observed(record, now)
     if record.calls == "batch" and record.state in (State.FAILED, State.PAUSED, State.DONE):
-        return _batch(record, now)
+        return _batch(record, calls, now)
     match record.state:
         case State.PENDING:
             return _pending(record, calls)
@@ -107,6 +107,7 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
                 "A person mends the cause and clears the task; the next try then runs it"
                 if record.needs_person
                 else "The next try or run does; clear the task if there is none",
+                _let_go(record, calls),
             )
         case State.FAILED if record.effect is Effect.APPLIED:
             return Standing(
@@ -254,7 +255,7 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     )
 
 
-def _batch(record: Record, now: datetime) -> Standing:
+def _batch(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     """A batch's items have their own states; what it says of itself counts them."""
     name = record.identity
     look = {"Its items": command("items", name)}
@@ -275,8 +276,18 @@ def _batch(record: Record, now: datetime) -> Standing:
     return Standing(
         f"{ended}: {_trouble(record)}. What is done is not called again.",
         "The next try or clear calls what may go on; that an item itself was mended, a person says",
-        look | failed,
+        look | failed | _let_go(record, calls),
     )
+
+
+def _let_go(record: Record, calls: Sequence[Call]) -> dict[str, str]:
+    """What lets a record go on that may wait no longer, although the vendor told it (or its gate) to."""
+    told = any(call.generation == record.generation and call.state is CallState.PAUSED for call in calls)
+    if record.state is not State.FAILED or record.failure_class is not FailureClass.QUOTA or not (told or record.gate):
+        return {}
+    gate = f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"
+    let_go = gate if record.gate else command("resume", record.identity, "--reason=…")
+    return {"The vendor lets it go on now; then clear the task": let_go}
 
 
 def _open(record: Record) -> str:
@@ -378,6 +389,8 @@ def sentence(event: Event) -> str:
             return f"{event.actor} gave it its present name; before it was {'/'.join(detail.get('from', ()))}{because}."
         case "left_behind":
             return f"{event.actor} named the record {'/'.join(detail.get('to', ()))}; this name stays behind{because}."
+        case "turn_missed":
+            return f"{event.actor} came too late for its turn at the gate, and was given another{because}."
         case "turn_given_up":
             return f"{event.actor} gave its turn at the gate up: it is not sent again by itself, so somebody is asked."
         case "repaired":

@@ -122,8 +122,10 @@ class Bench:
     def gate_vs_redis(self, calls: int = 1_000) -> float:
         """What a claim costs more that asks a gate, in bare round trips to Redis: medians over calls side by side.
 
-        It is the small difference of two large times, so that it takes many, and turns that alternate.
+        It is the small difference of two large times, so that it takes many, and turns that alternate; where the noise
+        is larger, it is below zero. The gate is one that was closed before and is open: its row is looked at.
         """
+        self.empty.set_rate("stripe", rate=None, default=5.0, actor="benchmark", reason="its row is to be there")
         more: list[float] = []
         trips: list[float] = []
         for number in range(calls):
@@ -131,7 +133,7 @@ class Bench:
             took = {gate: self._timed(1, lambda key, gate=gate: self._claim(self.empty, key, gate)) for gate in gates}  # type: ignore[misc]
             more.append(took["stripe"] - took[None])
             trips.append(self._timed(1, lambda key: self.client.command("GET", key)))
-        return max(0.0, statistics.median(more)) / statistics.median(trips)
+        return statistics.median(more) / statistics.median(trips)
 
     # -- the work --------------------------------------------------------------------------------------------
 

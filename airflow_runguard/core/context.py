@@ -538,7 +538,7 @@ class GuardContext:
             case "gated":
                 raise self._interrupted(Waiting(f"Call {name!r} was not made: {answer.error}."), pause=0.0)
             case "paused":
-                left = (answer.until - self._claim.now).total_seconds() if answer.until else 0.0
+                left = max(0.0, (answer.until - self.now()).total_seconds()) if answer.until else 0.0
                 raise self._interrupted(
                     Waiting(f"Call {name!r} of {self._claim.identity} is paused.", left), pause=left
                 )

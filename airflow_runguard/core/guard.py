@@ -51,6 +51,7 @@ from airflow_runguard.core.work import (
     Work,
     dumped,
     in_doubt,
+    more_pauses,
     refusal,
     said,
 )
@@ -84,7 +85,6 @@ log = logging.getLogger("airflow_runguard")
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
 SOON = 30.0
 """Seconds after which the vendor is asked about a call that has just fallen in doubt."""
-NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress: a person decides. Then clear it."
 NO_CALL = "Wrap the request in guard.call(name, fn, …), or say allow_no_call=True."
 
 
@@ -191,10 +191,10 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_as(writer, work, guard, leave)
     except BaseException as error:
         if guard.interrupt is not None:
-            return _leave_interrupted(writer, guard, guard.interrupt)
+            return _leave_interrupted(writer, work, guard, guard.interrupt)
         return _leave_with_error(writer, work, guard, error)
     if guard.interrupt is not None:  # swallowed (gather, a pool's future that nobody reads): not all of it was done
-        return _leave_interrupted(writer, guard, guard.interrupt)
+        return _leave_interrupted(writer, work, guard, guard.interrupt)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
     if never_ran(value):
@@ -208,7 +208,7 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
 
 
-def _leave_interrupted(writer: Writer, guard: GuardContext, interrupt: Interrupt) -> How:
+def _leave_interrupted(writer: Writer, work: Work, guard: GuardContext, interrupt: Interrupt) -> How:
     if interrupt.pause is None:
         writer.settle(Settlement(State.PENDING, error=str(interrupt))).result()
         return interrupt.how
@@ -216,16 +216,17 @@ def _leave_interrupted(writer: Writer, guard: GuardContext, interrupt: Interrupt
         FailureClass.QUOTA, Effect.NOT_APPLIED, pausable=True, resume_after=interrupt.pause, evidence=str(interrupt)
     )
     written = writer.settle(Settlement(State.PAUSED, failure=waits, error=str(interrupt))).result()
-    return _paused(written, guard, str(interrupt))
+    return _paused(written, work, guard, str(interrupt))
 
 
-def _paused(written: Written, guard: GuardContext, why: str) -> How:
+def _paused(written: Written, work: Work, guard: GuardContext, why: str) -> How:
     """A record that was left to wait for its quota; the ledger says until when, or that it may wait no longer."""
     if written.state is State.PAUSED and written.resume_at is not None:
         left = (written.resume_at - written.now).total_seconds()
         return Waiting(why, left, record_id=guard.record_id, limited=False)
     if written.state is State.FAILED:
-        return Ended(f"{why} {NO_MORE_PAUSES}", retry=False)
+        spent = f"It has waited as often, or as long, as it may, without progress. {more_pauses(work.order)}"
+        return Ended(f"{why} {spent}", retry=False)
     return Waiting(why)
 
 
@@ -235,7 +236,7 @@ def _leave_as(writer: Writer, work: Work, guard: GuardContext, leave: Leave) -> 
         settlement = replace(settlement, result=dumped(work, leave.value))
         return _done(writer.settle(settlement).result(), work, leave.how)
     written = writer.settle(settlement).result()
-    return _paused(written, guard, settlement.error) if settlement.state is State.PAUSED else leave.how
+    return _paused(written, work, guard, settlement.error) if settlement.state is State.PAUSED else leave.how
 
 
 def _leave_done(writer: Writer, work: Work, guard: GuardContext, value: Any, how: How) -> How:
@@ -289,7 +290,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     if written.state is State.IN_DOUBT:
         return in_doubt(work.order, said(error), seconds=SOON, error=error)
     if failure is not None and failure.pausable and written.state in (State.PAUSED, State.FAILED):
-        return _paused(written, guard, f"{work.order.identity} is paused: {failure.evidence}.")
+        return _paused(written, work, guard, f"{work.order.identity} is paused: {failure.evidence}.")
     if failure is not None and failure.needs_person:
         mend = "It had no effect, and retrying does not mend it: correct it, then clear the task."
         return Ended(f"{said(error)}: {failure.evidence}. {mend}", retry=False, error=error)

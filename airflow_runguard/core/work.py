@@ -7,6 +7,7 @@ command to type.
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -253,6 +254,15 @@ THAW = "`airflow runguard thaw … --reason …` lets it go on."
 # -- what is said ------------------------------------------------------------------------------------------------------
 
 
+def more_pauses(order: Order) -> str:
+    """What lets work go on whose budget of pauses is spent."""
+    lets_go = f"quota open {shlex.quote(order.gate)}" if order.gate else f"resume '{order.identity}'"
+    return (
+        f"Raise the allowance at the vendor and say so with `airflow runguard {lets_go} --reason …` (or raise "
+        "max_pauses or max_pause), then clear the task."
+    )
+
+
 def refusal(claim: Claim, work: Work) -> How:
     """A refusal as a value, with a reason that the user can read."""
     name = claim.identity
@@ -294,7 +304,7 @@ def refusal(claim: Claim, work: Work) -> How:
                 tells="broken",
             )
         case _:
-            return Ended(_refused(claim), retry=False)
+            return Ended(_refused(claim, work.order), retry=False)
 
 
 def _previous(claim: Claim, order: Order) -> How:
@@ -309,7 +319,7 @@ def _previous(claim: Claim, order: Order) -> How:
     return Ended(said, retry=False, skip=before.verdict == "skip")
 
 
-def _refused(claim: Claim) -> str:
+def _refused(claim: Claim, order: Order) -> str:
     name = claim.identity
     if claim.reason == "place":
         return (
@@ -338,7 +348,7 @@ def _refused(claim: Claim) -> str:
     if claim.reason == "pauses":
         return (
             f"{name} waited for its quota as often, or as long, as it may, without any progress. No call was made. "
-            "Raise the allowance at the vendor (or max_pause), then clear the task."
+            f"{more_pauses(order)}"
         )
     if claim.reason == "poison":
         return (

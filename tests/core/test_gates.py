@@ -362,6 +362,43 @@ def test_p01_many_that_come_at_once_get_slots_of_their_own(open_ledger: OpenLedg
     assert min(b - a for a, b in itertools.pairwise(waits)) > 0.15
 
 
+def test_p13_a_persons_closing_that_is_shorter_than_the_vendors_leaves_its_trace(
+    ledger: Ledger, sql: Connection
+) -> None:
+    hit_the_wall(ledger)
+    before = gate(ledger)
+    soon = datetime.now(UTC) + timedelta(minutes=5)
+    assert ledger.close_gate("stripe", until=soon, rate=5, actor="ann", reason="over the budget") == "ok"
+    after = gate(ledger)
+    assert (after["closed_until"], after["why"]) == (before["closed_until"], before["why"])
+    [(actor, detail)] = sql.execute("select actor, detail from runguard.event where reason = 'over the budget'")
+    assert actor == "ann"
+    assert soon.strftime("%Y-%m-%dT%H:%M") in detail
+
+
+def test_p06_a_call_that_is_still_paused_is_waited_for_from_now_and_not_from_the_claim(
+    ledger_url: str, ledger: Ledger, sql: Connection
+) -> None:
+    asked: list[datetime] = []
+
+    def body(context: guard.GuardContext) -> None:
+        wait_until(lambda: context.now() - began[0] > timedelta(seconds=0.2), "it has worked for a while")
+        asked.append(context.now())
+        context.call("pay", lambda: None)
+
+    what = engine.order("k", calls="explicit")
+    held = enter(ledger, what)
+    assert held.intent("pay") == "run"
+    held.outcome("pay", QUOTA)
+    held.write(settlement=Settlement(State.PENDING))
+    began = [datetime.now(UTC)]
+    how = attempt(ledger_url, what, body)
+    assert isinstance(how, guard.Waiting)
+    assert how.seconds is not None
+    [(until,)] = sql.execute("select resume_at from runguard.call")
+    assert how.seconds <= (until - asked[0]).total_seconds() + 0.001
+
+
 def test_p12_frozen_means_that_nothing_starts_and_that_replays_go_on(ledger: Ledger) -> None:
     enter(ledger, order("done")).settle(State.DONE)
     assert ledger.freeze("all", actor="ann", reason="something is wrong") == "ok"

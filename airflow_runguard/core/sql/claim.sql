@@ -129,6 +129,7 @@ declare
     resend   boolean;
     frozen   text;
     lost     boolean;                           -- the ledger lost time since it was last entered
+    late     double precision;                  -- so many seconds too late for its turn; null = in time
     forgets  timestamptz;                       -- when the vendor forgets the first key of what is in doubt
     v_slot   timestamptz;
     v_why    text;
@@ -244,6 +245,7 @@ begin
         reenters := false;
         expired := false;
         v_slot := null;
+        late := null;
         resend := false;
         verdict := null;
         if r.state = 'done' and r.payload_accepted and r.payload_digest <> p_payload_digest and locked then
@@ -341,8 +343,11 @@ begin
                    and k.resume_at > now;
             end if;
             if v_slot is null then
-                v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.resume_at is not null);
-                v_why := runguard.why_closed(p_deployment, p_gate);
+                late := case when runguard.gate_until(p_deployment, p_gate, true) is null then runguard.late_for_turn(r) end;
+                v_slot := runguard.turn(p_deployment, p_gate, p_rate, r.resume_at is not null, late is not null);
+                v_why := case when late is null then runguard.why_closed(p_deployment, p_gate)
+                              else format('it came %s s after its turn at gate %s', round(late), p_gate) end;
+                now := clock_timestamp();       -- it may have had to wait for its gate's row
             end if;
         end if;
         if v_slot is not null then              -- told to wait, its gate is closed, or others are waiting before it
@@ -353,10 +358,11 @@ begin
                 exit;
             elsif r.state = 'in_doubt' then     -- what is unknown stays where it is, but it keeps its slot
                 update runguard.record k set resume_at = v_slot, gate = p_gate where k.id = r.id returning * into r;
-                perform runguard.book(r, 'waits', p_actor, v_why);
+                perform runguard.book(r, case when late is null then 'waits' else 'turn_missed' end, p_actor, v_why,
+                                      json_strip_nulls(json_build_object('late', late))::text);
                 verdict := 'paused';
-            elsif runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
-                r := runguard.spend(r, p_actor, v_why);
+            elsif late is null and runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
+                r := runguard.spend(r, v_slot, p_max_pauses, p_actor, v_why);
                 verdict := 'refused';
                 reason := 'pauses';
             else
@@ -365,7 +371,8 @@ begin
                        ti_id = p_ti_id, dag_id = p_dag_id, task_id = p_task_id, run_id = p_run_id, try_number = p_try_number,
                        map_index = p_map_index, gate = p_gate, error = v_why
                  where k.id = r.id returning * into r;
-                perform runguard.book(r, 'paused', p_actor, r.error);
+                perform runguard.book(r, case when late is null then 'paused' else 'turn_missed' end, p_actor, v_why,
+                                      json_strip_nulls(json_build_object('late', late))::text);
                 verdict := 'paused';
             end if;
             until := v_slot;

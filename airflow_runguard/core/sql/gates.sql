@@ -34,17 +34,43 @@ language sql as $$
      where g.deployment = p_deployment and g.name = p_gate returning g.next_slot
 $$;
 
--- Null = go; else the slot at which to come back.
-create or replace function runguard.turn(p_deployment text, p_gate text, p_rate double precision, p_waited boolean)
-returns timestamptz language plpgsql as $$
+-- How late it comes for its turn, in seconds; null = in time. What nobody woke for an hour must not go on all at once, so
+-- who comes a minute too late stands in the line again; but the next time it may be twice as late, so that where
+-- everything is slow all come to go on. Who was let go on by a person is never late.
+create or replace function runguard.late_for_turn(r runguard.record) returns double precision language sql volatile as $$
+    select case when l.late > 60 and l.late > coalesce(
+        (select case e.kind when 'turn_missed' then 2 * (e.detail::json ->> 'late')::float8 when 'resumed' then l.late end
+           from runguard.event e where e.record_id = r.id order by e.id desc limit 1), 0) then l.late end
+      from (select extract(epoch from clock_timestamp() - r.resume_at)::float8 as late) l
+$$;
+
+-- Null = go; else the slot at which to come back. Who is late goes only where nobody stands before it, and takes that slot,
+-- so that the next one that is late does not go, too.
+create or replace function runguard.turn(
+    p_deployment text, p_gate text, p_rate double precision, p_waited boolean, p_late boolean
+) returns timestamptz language plpgsql as $$
 begin
-    if runguard.gate_until(p_deployment, p_gate, p_waited) is null then
+    if p_late then
+        update runguard.gate g set next_slot = clock_timestamp() + make_interval(secs => 1 / coalesce(g.rate, p_rate))
+         where g.deployment = p_deployment and g.name = p_gate and greatest(g.next_slot, g.closed_until) <= clock_timestamp();
+        if found then
+            return null;
+        end if;
+    end if;
+    if runguard.gate_until(p_deployment, p_gate, p_waited and not p_late) is null then
         return null;
     end if;
     return runguard.reserve(p_deployment, p_gate, p_rate);
 end $$;
 
--- Gives those who wait new slots, in the order of their old ones; to whom the vendor itself named a later time, that one.
+-- Whose turn was before this stands in the line no more: it did not come for it, and perhaps never will (its run was deleted,
+-- its task marked). When it does come, it asks anew.
+create or replace function runguard.line_begins() returns timestamptz language sql stable as $$
+    select clock_timestamp() - interval '15 seconds'
+$$;
+
+-- Gives those in the line new slots, in the order of their old ones; to whom the vendor itself named a later time, that one.
+-- What is in doubt only an earlier one: at the one that it has its vendor still knows its key, later perhaps no more.
 -- Whoever is being claimed at this moment asks anew.
 create or replace function runguard.respace(p_deployment text, p_gate text, p_from timestamptz, p_rate double precision)
 returns void language plpgsql as $$
@@ -53,17 +79,20 @@ declare
     v_last timestamptz;
 begin
     with waiting as (
-        select k.id from runguard.record k
-         where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
+        select k.id, k.generation, k.state, k.resume_at from runguard.record k
+         where k.deployment = p_deployment and k.gate = p_gate and k.resume_at > runguard.line_begins()
          order by k.resume_at, k.id for update skip locked
     ), spaced as (
-        select w.id, p_from + v_step * row_number() over () as slot from waiting w
+        select w.*, p_from + v_step * row_number() over () as slot from waiting w
+    ), given as (
+        select s.id, s.slot, s.resume_at as old,
+               case when s.state = 'in_doubt' then least(s.resume_at, s.slot)
+                    else greatest(s.slot, (select max(c.resume_at) from runguard.call c
+                        where c.record_id = s.id and c.generation = s.generation and c.state = 'paused')) end as new
+          from spaced s
     ), moved as (
-        update runguard.record k set resume_at = greatest(s.slot, (
-                   select max(c.resume_at) from runguard.call c
-                    where c.record_id = k.id and c.generation = k.generation and c.state = 'paused'))
-          from spaced s where k.id = s.id returning s.slot
-    ) select max(m.slot) into v_last from moved m;
+        update runguard.record k set resume_at = n.new from given n where k.id = n.id and n.new <> n.old
+    ) select max(n.slot) into v_last from given n;
     update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;
 end $$;
 
@@ -73,7 +102,9 @@ create or replace function runguard.close_gate(
     p_deployment text, p_gate text, p_until timestamptz, p_rate double precision, p_seen_epoch integer, p_actor text, p_why text
 ) returns text language plpgsql as $$
 declare
-    g runguard.gate;
+    g      runguard.gate;
+    v_rate double precision;
+    v_line bigint;
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
@@ -81,19 +112,25 @@ begin
     select * into g from runguard.gate k where k.deployment = p_deployment and k.name = p_gate for update;
     if p_seen_epoch < g.epoch then
         return 'old';
-    elsif p_until <= g.closed_until then
+    end if;
+    if p_seen_epoch is null or (p_until > g.closed_until and g.closed_until <= clock_timestamp()) then
+        insert into runguard.event (kind, actor, reason, detail) values ('gate_closed', p_actor, p_why,
+            json_build_object('gate', p_gate, 'until', p_until, 'deployment', p_deployment)::text);
+    end if;
+    if p_until <= g.closed_until then
         return 'ok';
     end if;
     update runguard.gate k set closed_until = p_until, why = p_why, actor = p_actor, by_person = p_seen_epoch is null,
            updated_at = clock_timestamp()
      where k.deployment = p_deployment and k.name = p_gate;
-    if g.closed_until <= clock_timestamp() or p_seen_epoch is null then
-        insert into runguard.event (kind, actor, reason, detail) values ('gate_closed', p_actor, p_why,
-            json_build_object('gate', p_gate, 'until', p_until, 'deployment', p_deployment)::text);
-    end if;
+    -- All others wait for this row meanwhile. So nothing moves for less than a second, whose slots then come together; and
+    -- a long line leaves a hundredth of its length free, for the calls under way that are told a little more.
     if exists (select from runguard.record k where k.deployment = p_deployment and k.gate = p_gate
-                  and k.resume_at < p_until) then
-        perform runguard.respace(p_deployment, p_gate, p_until, coalesce(g.rate, p_rate));
+                  and k.resume_at > runguard.line_begins() and k.resume_at < p_until - interval '1 second') then
+        v_rate := coalesce(g.rate, p_rate);
+        select count(*) into v_line from runguard.record k where k.deployment = p_deployment and k.gate = p_gate
+           and k.resume_at > runguard.line_begins();
+        perform runguard.respace(p_deployment, p_gate, p_until + make_interval(secs => 0.01 * v_line / v_rate), v_rate);
     end if;
     return 'ok';
 end $$;
@@ -112,9 +149,10 @@ begin
     if not found then
         return 'missing';
     end if;
+    -- Also of what waits no more (its budget of pauses is spent): that goes on when its task is cleared.
     update runguard.call c set resume_at = clock_timestamp() from runguard.record k
-     where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
-       and c.record_id = k.id and c.generation = k.generation and c.state = 'paused';
+     where k.deployment = p_deployment and k.gate = p_gate and k.state <> 'done'
+       and c.record_id = k.id and c.generation = k.generation and c.state = 'paused' and c.resume_at > clock_timestamp();
     perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
         json_build_object('gate', p_gate, 'deployment', p_deployment)::text);
@@ -145,20 +183,26 @@ end $$;
 create or replace function runguard.pauses_are_spent(
     r runguard.record, p_until timestamptz, p_max_pauses integer, p_max_pause interval
 ) returns boolean language sql volatile as $$
-    select r.pauses >= p_max_pauses or p_until - coalesce(r.paused_since, clock_timestamp()) > p_max_pause
+    select r.pauses >= p_max_pauses or p_until > coalesce(r.paused_since, clock_timestamp()) + p_max_pause
 $$;
 
-create or replace function runguard.pauses_spent_says(r runguard.record) returns text language sql stable as $$
-    select format('paused %s time(s) since %s without progress, which is all that it may; ', r.pauses,
-                  coalesce(to_char(r.paused_since at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'), 'now'))
+create or replace function runguard.pauses_spent_says(r runguard.record, p_until timestamptz, p_max_pauses integer) returns text
+language sql volatile as $$
+    select case when r.pauses >= p_max_pauses
+        then format('paused %s time(s) without progress, which is as often as it may (max_pauses); ', r.pauses)
+        else format('it would wait from %s to %s without progress, which is longer than it may (max_pause); ',
+                    to_char(coalesce(r.paused_since, clock_timestamp()) at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS'),
+                    to_char(p_until at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')) end
 $$;
 
 -- Waiting longer is not allowed: a person. Nothing happened, so a later clear runs it.
-create or replace function runguard.spend(r runguard.record, p_actor text, p_why text) returns runguard.record
-language plpgsql as $$
+create or replace function runguard.spend(
+    r runguard.record, p_until timestamptz, p_max_pauses integer, p_actor text, p_why text
+) returns runguard.record language plpgsql as $$
 begin
     update runguard.record k set state = 'failed', failure_class = 'quota', effect = 'not_applied', needs_person = true,
-           lease_until = null, hold_until = null, handed_over = false, resume_at = null, pauses = 0, paused_since = null, error = runguard.pauses_spent_says(k) || coalesce(p_why, '')
+           lease_until = null, hold_until = null, handed_over = false, resume_at = null, pauses = 0, paused_since = null,
+           error = runguard.pauses_spent_says(k, p_until, p_max_pauses) || coalesce(p_why, '')
      where k.id = r.id returning * into r;
     perform runguard.book(r, 'failed', p_actor, r.error);
     return r;

@@ -301,7 +301,7 @@ begin
     return 'ok';
 end $$;
 
--- One paused record goes on at once, if its gate lets it.
+-- One paused record goes on at once, if its gate lets it; one whose budget of pauses is spent, when its task is cleared.
 create or replace function runguard.resume_now(p_record_id bigint, p_seen_fence bigint, p_actor text, p_reason text)
 returns text language plpgsql as $$
 declare
@@ -312,11 +312,12 @@ begin
     r := s.r;
     if s.refused is not null then
         return s.refused;
-    elsif r.state <> 'paused' then
-        return 'not_paused';
     end if;
     update runguard.call c set resume_at = clock_timestamp()
-     where c.record_id = r.id and c.generation = r.generation and c.state = 'paused';
+     where r.state in ('paused', 'failed') and c.record_id = r.id and c.generation = r.generation and c.state = 'paused';
+    if not found and r.state <> 'paused' then
+        return 'not_paused';
+    end if;
     update runguard.record set resume_at = clock_timestamp() where id = r.id returning * into r;
     perform runguard.book(r, 'resumed', p_actor, p_reason);
     return 'ok';

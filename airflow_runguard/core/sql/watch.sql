@@ -3,12 +3,13 @@
 -- -- those that wait in Airflow --------------------------------------------------------------------------------------
 
 -- Which of these records a waiting task may look at again. One that has a slot (paused, or in doubt and about to be sent
--- again) at that slot, if its gate is open; a busy one when its holder let go or died; anything else at once, also
+-- again) at that slot, if its gate is open (what is in doubt even so: later its vendor may have forgotten its key, and
+-- somebody is to be asked); a busy one when its holder let go or died; anything else at once, also
 -- one that is not there any more (a restore took it): the claim decides.
 create or replace function runguard.due(p_ids bigint[]) returns setof bigint language sql volatile as $$
     select i.id from unnest(p_ids) i (id) left join runguard.record r on r.id = i.id
      where case when r.resume_at is not null then r.resume_at <= clock_timestamp()
-                                                  and runguard.gate_until(r.deployment, r.gate, true) is null
+                    and (r.state = 'in_doubt' or runguard.gate_until(r.deployment, r.gate, true) is null)
                 when r.state = 'running' then r.lease_until <= clock_timestamp()
                 else true end
        and ((select m.freezes from runguard.meta m) = 0

@@ -225,7 +225,7 @@ begin
     for i in 1 .. coalesce(array_length(p_i_name, 1), 0) loop
         c := null;
         v_said := 'lost';
-        if live and v_now < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
+        if live and clock_timestamp() < r.hold_until and (select runguard.lost_time(m) = '' from runguard.meta m) then
             v_said := 'in_doubt';
             c := null;
             v_frozen := runguard.frozen(r.deployment, r.dag_id, r.namespace, r.key);
@@ -300,7 +300,7 @@ begin
                result = case when target = 'done' and k.store_result = 'all' then p_result end,
                result_digest = case when target = 'done' and k.store_result <> 'none' then sha256(p_result) end,
                result_missing = case when target = 'done' then p_missing end,
-               error = case when v_spent then runguard.pauses_spent_says(k) || coalesce(p_error, '') else coalesce(p_error, '') end,
+               error = case when v_spent then runguard.pauses_spent_says(k, v_until, p_max_pauses) else '' end || coalesce(p_error, ''),
                evidence = coalesce(p_evidence, '')
          where k.id = r.id returning * into r;
         v_event := runguard.book(r, v_what, p_actor, r.error,
@@ -309,11 +309,13 @@ begin
     elsif live then
         update runguard.record k set open_calls = k.open_calls - closed + opened,
                claims = case when booked or (opened > 0 and k.calls = 'batch') then 0 else k.claims end,  -- items count their own
-               lease_until = case when p_hand_over is null then least(v_now + p_lease, k.hold_until)
-                                  else v_now + p_hand_over end,
+               -- From now, and not from before it waited for its gate's row: nobody may take it for dead.
+               lease_until = case when p_hand_over is null then least(clock_timestamp() + p_lease, k.hold_until)
+                                  else clock_timestamp() + p_hand_over end,
                handed_over = p_hand_over is not null,
                no_later_than = case when k.open_calls - closed + opened > 0     -- it lives, so it may still send
-                                    then greatest(k.no_later_than, v_now + p_max_call_time) else k.no_later_than end,
+                                    then greatest(k.no_later_than, clock_timestamp() + p_max_call_time)
+                                    else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
                pauses = case when v_progress then 0 else k.pauses end,
                paused_since = case when v_progress then null else k.paused_since end,
