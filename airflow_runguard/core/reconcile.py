@@ -157,7 +157,7 @@ def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
 
 def believed(answer: Answer | Fenced | None, doubt: Doubt) -> Answer | Fenced | None:
     """That it is not there under the present key denies nothing that is said to be applied under an earlier one."""
-    if doubt.call.late_applied and isinstance(answer, NotApplied | Fenced | Submitted):
+    if doubt.call.earlier_key and isinstance(answer, NotApplied | Fenced | Submitted):
         return StillUnknown("a stale holder reported that it was applied under an earlier vendor key: a person decides")
     return answer
 

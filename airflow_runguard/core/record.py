@@ -468,8 +468,8 @@ class Call:
     external_id: str
     submitted: bool
     """``external_id`` names a job that a later holder attaches to."""
-    late_applied: bool
-    """In doubt, since an attempt or generation before this one is said to be applied: a person decides."""
+    earlier_key: bool
+    """In doubt, since a stale holder says that it was applied, perhaps under a vendor key before the present one."""
     intent: Mapping[str, Any]
     result_missing: str
     """Why a result that should be there is not; '' = it is there, or none is kept."""

@@ -369,7 +369,7 @@ def call_of(row: Mapping[str, Any]) -> Call:
         evidence=row["evidence"],
         external_id=row["external_id"] or "",
         submitted=row["submitted"],
-        late_applied=row["late_applied"],
+        earlier_key=row["earlier_key"],
         intent=object_of(row["intent"] or "{}"),
         result_missing=row["result_missing"] or "",
     )

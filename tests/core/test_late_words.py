@@ -171,7 +171,7 @@ def break_line(sql: SQL, held: Held) -> None:
     sql.execute("update runguard.record set digest = 'damaged' where id = %s", [held.id])
 
 
-def repaired(ledger: Ledger, held: Held, state: str) -> str:
+def repaired(ledger: Ledger, held: Held, state: str | None) -> str:
     record = ledger.get(held.order.identity)
     assert record is not None
     return ledger.repair(held.id, seen=record.seen, state=state, **WORDS)
@@ -202,3 +202,29 @@ def test_p14_a_repair_that_says_only_that_nobody_knows_does_not_end_the_doubt_of
     break_line(sql, held)
     assert repaired(ledger, held, "in_doubt") == "ok"
     assert ledger.claim(held.order, engine.holder()).verdict is Verdict.IN_DOUBT
+
+
+@pytest.mark.parametrize("state", ["pending", None], ids=["pending", "as it stands"])
+def test_p08_what_a_holder_said_of_a_broken_line_counts_when_it_is_repaired(
+    ledger: Ledger, sql: SQL, state: str | None
+) -> None:
+    """Its outcome could not be booked into a line that nobody can read; whoever repairs that may not have seen it."""
+    held = enter(ledger, order(calls="explicit", on_doubt="replay"))
+    for call in ("charge", "email"):
+        assert held.intent(call) == "run"
+    break_line(sql, held)
+    held.outcome("charge")
+    books.expire(sql, held.id)
+    books.long_ago(sql, held.id)
+    break_line(sql, held)
+    sql.execute("update runguard.call set no_later_than = clock_timestamp() where record_id = %s", [held.id])
+    assert repaired(ledger, held, state) == "ok"
+    ledger.sweep("sweep")
+    record = record_of(ledger, held)
+    assert record.state is State.IN_DOUBT
+    assert {call.name: call.state for call in ledger.calls(held.id)}["charge"] == "in_doubt"
+    assert ledger.resolve(held.id, "did_not_happen", call="email", force=True, **WORDS) in {"ok", "no_such_call"}
+    assert state_of(ledger, held.order) is State.IN_DOUBT, "of the charge a person knows nothing yet"
+    break_line(sql, held)
+    assert repaired(ledger, held, "pending") == "ok"
+    assert state_of(ledger, held.order) is State.PENDING, "it was heard before"

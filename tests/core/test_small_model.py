@@ -20,7 +20,7 @@ from tests.core.world import ENDLESS, World
 
 COLUMNS = ("state", "effect", "needs_person", "fence", "generation", "open_calls", "late_applied", "expired")
 TIMES = ("first_unknown_at", "first_intent_at", "no_later_than")
-CALL_COLUMNS = ("state", "attempt", "fence", "final", "effect", "same_again")
+CALL_COLUMNS = ("state", "attempt", "fence", "final", "effect", "same_again", "late_applied", "earlier_key")
 CALL_TIMES = ("first_unknown_at", "outcome_at")
 
 

@@ -107,9 +107,13 @@ class World:
     """Calls that were granted and never answered, looked up or resolved, with the attempt in their vendor key."""
     reported: set[str] = field(default_factory=set)
     """Calls in doubt because a stale holder reported them as applied: the last caller cannot speak for that one."""
+    barred: set[str] = field(default_factory=set)
+    """Calls of which an earlier vendor key may be the one that was applied: a person speaks before it is sent again."""
     done: set[str] = field(default_factory=set)
     attempts: dict[str, int] = field(default_factory=dict)
     final: set[str] = field(default_factory=set)
+    senders: dict[str, int] = field(default_factory=dict)
+    """The fence under which each call was granted last."""
     workers: dict[int, Worker] = field(default_factory=dict)
 
     # What is so at the vendor:
@@ -123,7 +127,8 @@ class World:
         """The same world, to go another way; the ledger's side is the caller's to bring back."""
         twin = copy.copy(self)
         twin.unresolved, twin.done, twin.attempts = dict(self.unresolved), set(self.done), dict(self.attempts)
-        twin.reported = set(self.reported)
+        twin.reported, twin.barred = set(self.reported), set(self.barred)
+        twin.senders = dict(self.senders)
         twin.final, twin.effects, twin.excused = set(self.final), list(self.effects), set(self.excused)
         twin.workers = {
             slot: replace(worker, under_way={name: replace(sent) for name, sent in worker.under_way.items()})
@@ -203,7 +208,8 @@ class World:
         if self.holding and not self.expired:
             return Verdict.BUSY
         if self.state is State.IN_DOUBT:
-            return Verdict.RUN if self.order.on_doubt == "replay" and self.unresolved else Verdict.IN_DOUBT
+            replays = self.order.on_doubt == "replay" and self.unresolved and not self.barred & self.unresolved.keys()
+            return Verdict.RUN if replays else Verdict.IN_DOUBT
         return Verdict.REFUSED if self.state is State.FAILED and self.refusal else Verdict.RUN
 
     def _granted(self, slot: int, name: str, attempt: int) -> None:
@@ -215,6 +221,7 @@ class World:
         assert attempt == self.attempts[name], "another vendor key than the design's"
         self.workers[slot].under_way[name] = Sending(attempt, sticky=before is not None)
         self.unresolved[name] = attempt
+        self.senders[name] = self.fence
         self.reported.discard(name)
 
     def _mine(self, worker: Worker) -> bool:
@@ -267,11 +274,16 @@ class World:
             if before is State.IN_DOUBT or left_as:
                 self._left(left_as or State.PENDING)
         elif kind == "applied" and worker.generation == self.generation:
-            self._reported(name)
+            self._reported(name, worker.fence)
 
-    def _reported(self, name: str) -> None:
-        """A stale holder says that it was applied."""
+    def _reported(self, name: str, fence: int) -> None:
+        """A stale holder says that it was applied: whoever calls it now speaks for the newer attempt only."""
         if self.state is not State.DONE and name not in self.done:
+            if self.attempts.get(name, 1) > 1 and self.senders[name] != fence:
+                self.barred.add(name)
+            for worker in self.workers.values():
+                if self._mine(worker) and name in worker.under_way:
+                    worker.under_way[name].sticky = True
             if name not in self.unresolved:
                 self.unresolved[name] = self.attempts[name]
                 self.reported.add(name)
@@ -338,6 +350,7 @@ class World:
                 if on_its_way or any(effect[:2] == (self.generation, call) for effect in self.effects):
                     self.excused.add((self.generation, call))
         for call in about:
+            self.barred.discard(call)
             if self.unresolved.pop(call, None) and answer == "happened":
                 self.done.add(call)
         if answer == "failed":
@@ -354,7 +367,7 @@ class World:
         assert said == "ok"
         self.generation += 1
         self.state, self.told, self.refusal = State.PENDING, False, False
-        self.unresolved, self.done, self.attempts, self.final = {}, set(), {}, set()
+        self.unresolved, self.done, self.attempts, self.final, self.barred = {}, set(), {}, set(), set()
 
     def _id(self) -> int:
         assert self.seen is not None

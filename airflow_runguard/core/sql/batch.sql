@@ -269,7 +269,7 @@ begin
                state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
                effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
                failure_class = case when p_answer = 'failed' then coalesce(c.failure_class, 'unknown') end,
-               outcome_at = v_now, first_unknown_at = null, same_again = false, late_applied = false,
+               outcome_at = v_now, first_unknown_at = null, same_again = false, late_applied = false, earlier_key = false,
                external_id = coalesce(p_reference, c.external_id),
                result = case when p_answer = 'happened' and r.store_result = 'all' then g.result end,
                result_digest = case when p_answer = 'happened' and r.store_result <> 'none' then sha256(g.result) end,
@@ -325,7 +325,7 @@ begin
     with changed as (
         update runguard.call c set state = 'pending', attempt = c.attempt + 1, final = false, fence = 0, claims = 0,
                first_intent_at = null, intent_at = null, no_later_than = null, outcome_at = null, resume_at = null,
-               effect = null, failure_class = null, same_again = false, late_applied = false, result = null, result_digest = null,
+               effect = null, failure_class = null, same_again = false, late_applied = false, earlier_key = false, result = null, result_digest = null,
                result_missing = null, error = '', evidence = ''
          where c.record_id = r.id and c.generation = r.generation and runguard.selected(c, p_state, p_class, p_names)
            and c.state in ('failed', 'done') and (c.effect = 'not_applied' or p_again_although_applied)

@@ -6,7 +6,7 @@ create or replace function runguard.may_resend(c runguard.call, p_key_lifetime i
 language sql volatile as $$
     select p_key_lifetime is not null and clock_timestamp() < c.first_intent_at + p_key_lifetime and not c.same_again
            and not c.final                      -- else it would go out under its next key
-           and not c.late_applied               -- else under another than the one that was applied
+           and not c.earlier_key                -- else under another than the one that was applied
 $$;
 
 -- Whether a call had its effect, or may have: it is done, under way, unknown, or a job that goes on at the vendor.
@@ -74,7 +74,7 @@ begin
         return;
     end if;
     verdict := case
-        when c.submitted and not c.final and not c.late_applied and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
+        when c.submitted and not c.final and not c.earlier_key and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
              or (c.state = 'paused' and c.resume_at <= v_now)) then 'attach'
         else case c.state
         when 'done' then case when c.result is null or sha256(c.result) = c.result_digest then 'replay' else 'broken' end
@@ -266,7 +266,7 @@ begin
             verdict := 'paused';
             until := r.resume_at;
         elsif r.state = 'in_doubt' then
-            select bool_and((k.submitted and not k.late_applied) or runguard.may_resend(k, p_key_lifetime)),
+            select bool_and((k.submitted and not k.earlier_key) or runguard.may_resend(k, p_key_lifetime)),
                    min(k.first_intent_at + p_key_lifetime) filter (where not k.submitted) into resend, forgets
               from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';

@@ -61,7 +61,7 @@ begin
     update runguard.call c set
            state = case p_answer when 'happened' then 'done' when 'failed' then 'failed' else 'pending' end,
            effect = case p_answer when 'happened' then 'applied' when 'failed' then 'unknown' else 'not_applied' end,
-           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false, late_applied = false,
+           outcome_at = clock_timestamp(), first_unknown_at = null, same_again = false, late_applied = false, earlier_key = false,
            external_id = coalesce(p_reference, c.external_id), submitted = c.submitted and p_answer <> 'did_not_happen',
            result = case when p_answer = 'happened' and p_call is not null and r.store_result = 'all' then p_result end,
            result_digest = case when p_answer = 'happened' and p_call is not null and r.store_result <> 'none' then sha256(p_result) end,
@@ -178,6 +178,7 @@ create or replace function runguard.repair(
 declare
     r   runguard.record;
     old runguard.record;
+    e   runguard.event;
     v_open integer;
     v_until timestamptz;
 begin
@@ -208,7 +209,7 @@ begin
          where id = r.id returning * into r;
     else
         update runguard.call c set state = 'pending', effect = 'not_applied', outcome_at = clock_timestamp(),
-               first_unknown_at = null, resume_at = null, same_again = false, late_applied = false
+               first_unknown_at = null, resume_at = null, same_again = false, late_applied = false, earlier_key = false
          where p_state = 'pending' and c.record_id = r.id and c.generation = r.generation
            and (c.state <> 'done' or c.name = 'body');
         update runguard.record set row_version = 1, digest_version = 1, state = p_state, lease_until = null, hold_until = null,
@@ -233,6 +234,12 @@ begin
     if runguard.broken(r) <> '' then
         raise exception 'record %: it would still be broken: %', r.id, runguard.broken(r) using errcode = 'RG002';
     end if;
+    perform runguard.open_for_writing();
+    for e in select k.* from runguard.event k where k.record_id = r.id and k.kind = 'late_outcome' and coalesce(p_state, 'pending') = 'pending'
+                and k.detail::json ->> 'effect' = 'applied' and (k.detail::json ->> 'unheeded')::boolean and k.id > coalesce((
+                    select max(x.id) from runguard.event x where x.record_id = r.id and x.kind = 'repaired'), 0) order by k.id loop
+        r := runguard.heed_late_outcome(r, e.generation, e.fence, e.actor, e.detail::json ->> 'call');
+    end loop;
     perform runguard.book(r, 'repaired', p_actor, p_reason, json_build_object('old', to_json(old))::text);
     return 'ok';
 end $$;

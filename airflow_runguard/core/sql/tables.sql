@@ -121,7 +121,8 @@ create table runguard.call (
     effect           text,
     final            boolean not null default false,        -- refused for good: the vendor keeps that answer
     same_again       boolean not null default false,        -- sent again, the same unknown answer came back
-    late_applied     boolean not null default false,        -- in doubt, since an earlier key of it is said to be applied
+    late_applied     boolean not null default false,        -- a stale holder says so: "not applied" is said of the newer attempt
+    earlier_key      boolean not null default false,        -- and may mean a vendor key before the present one
     error            text not null default '',
     evidence         text not null default '',
     result           bytea,

@@ -17,8 +17,6 @@ create or replace function runguard.keep_late_outcome(
     r runguard.record, p_generation integer, p_fence bigint, p_actor text, p_call text, p_state text, p_effect text,
     p_error text, p_result bytea
 ) returns runguard.record language plpgsql as $$
-declare
-    v_why text := format('call %s: a stale holder reports that it was applied', p_call);
 begin
     if exists (select from runguard.event e where e.record_id = r.id and e.kind = 'late_outcome'
                   and e.fence = p_fence and e.generation = p_generation
@@ -27,11 +25,20 @@ begin
     end if;
     insert into runguard.event (record_id, generation, fence, kind, actor, reason, detail)
     values (r.id, p_generation, p_fence, 'late_outcome', p_actor, p_error, json_build_object(
-        'call', p_call, 'state', p_state, 'effect', p_effect,
+        'call', p_call, 'state', p_state, 'effect', p_effect, 'unheeded', runguard.broken(r) <> '',
         'result', case r.store_result when 'all' then encode(p_result, 'escape')
                                       when 'digest' then 'sha256:' || encode(sha256(p_result), 'hex') end)::text);
-    if p_effect is distinct from 'applied' or runguard.broken(r) <> ''
-       or (r.generation <> p_generation and runguard.ordered_although_applied(r, p_generation + 1))
+    return case when p_effect = 'applied' and runguard.broken(r) = ''      -- else heeded when it is repaired
+                then runguard.heed_late_outcome(r, p_generation, p_fence, p_actor, p_call) else r end;
+end $$;
+
+create or replace function runguard.heed_late_outcome(
+    r runguard.record, p_generation integer, p_fence bigint, p_actor text, p_call text
+) returns runguard.record language plpgsql as $$
+declare
+    v_why text := format('call %s: a stale holder reports that it was applied', p_call);
+begin
+    if (r.generation <> p_generation and runguard.ordered_although_applied(r, p_generation + 1))
        or (r.state = 'done' and r.calls <> 'batch')
        or exists (select from runguard.call c where c.record_id = r.id and c.generation = r.generation
                      and c.name = p_call and c.state = 'done') then      -- nothing that is not known already
@@ -46,9 +53,9 @@ begin
        and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
     -- An answer from before this speaks of it no more; nor does that of one who calls it now, unless it happened. What was
     -- applied under an earlier key is neither sent again nor denied under the present one: a person decides.
-    update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp()
-                                                       else coalesce(c.first_unknown_at, c.intent_at - interval '1 microsecond') end,
-           late_applied = c.late_applied or r.generation <> p_generation or (c.fence <> p_fence and c.attempt > 1)
+    update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp() else c.first_unknown_at end,
+           late_applied = true,
+           earlier_key = c.earlier_key or r.generation <> p_generation or (c.fence <> p_fence and c.attempt > 1)
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state in ('started', 'in_doubt');
     if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
            where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
@@ -180,7 +187,7 @@ begin
         elsif (mine or item) and c.fence = p_fence and c.state in ('started', 'in_doubt') and c.outcome_at is null then
             v_state := p_o_state[i];
             v_said := '';
-            if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and c.first_unknown_at < c.intent_at then
+            if v_state not in ('done', 'in_doubt') and p_o_effect[i] = 'not_applied' and (c.first_unknown_at < c.intent_at or c.late_applied) then
                 v_state := 'in_doubt';          -- speaks for this attempt only; the earlier one stays unknown
                 v_said := 'this attempt had no effect, an earlier one is still unknown; ';
             end if;
