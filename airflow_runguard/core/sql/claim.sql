@@ -264,7 +264,10 @@ begin
             end if;
             reenters := r.handed_over and r.ti_id = p_ti_id and p_ti_id <> '';
             expired := r.lease_until <= now;
-            if not reenters and not expired then
+            if reenters and r.resume_at > now then      -- it keeps its place, and was told when
+                verdict := 'paused';
+                until := r.resume_at;
+            elsif not reenters and not expired then
                 verdict := 'busy';
                 until := r.lease_until;
                 holder := runguard.holder_of(r);
@@ -388,7 +391,7 @@ begin
          where k.id = r.id returning * into r;
         if p_calls = 'body' and reenters then
             -- The body goes on where it waited: its call stays open, under the new fence.
-            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time,
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time, resume_at = null,
                    gate_epoch = runguard.gate_epoch(p_deployment, p_gate)
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then

@@ -53,16 +53,18 @@ declare
     v_last timestamptz;
 begin
     with waiting as (
-        select k.id from runguard.record k
+        select k.id, k.generation from runguard.record k
          where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
          order by k.resume_at, k.id for update skip locked
     ), spaced as (
-        select w.id, p_from + v_step * row_number() over () as slot from waiting w
+        select w.*, p_from + v_step * row_number() over () as slot from waiting w
+    ), told as (
+        select s.*, greatest(s.slot, (select max(c.resume_at) from runguard.call c where c.record_id = s.id
+                   and c.generation = s.generation and c.state in ('paused', 'started'))) as at from spaced s
     ), moved as (
-        update runguard.record k set resume_at = greatest(s.slot, (
-                   select max(c.resume_at) from runguard.call c
-                    where c.record_id = k.id and c.generation = k.generation and c.state = 'paused'))
-          from spaced s where k.id = s.id returning s.slot
+        update runguard.record k set resume_at = s.at,                   -- a holder that keeps its place stays the holder
+               lease_until = greatest(k.lease_until, case when k.state = 'running' then s.at + interval '10 minutes' end)
+          from told s where k.id = s.id returning s.slot
     ) select max(m.slot) into v_last from moved m;
     update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;
 end $$;
@@ -114,7 +116,7 @@ begin
     end if;
     update runguard.call c set resume_at = clock_timestamp() from runguard.record k
      where k.deployment = p_deployment and k.gate = p_gate and k.resume_at is not null
-       and c.record_id = k.id and c.generation = k.generation and c.state = 'paused';
+       and c.record_id = k.id and c.generation = k.generation and c.state in ('paused', 'started');
     perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
         json_build_object('gate', p_gate, 'deployment', p_deployment)::text);
