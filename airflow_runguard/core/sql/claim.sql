@@ -34,7 +34,7 @@ begin
      where c.record_id = r.id and c.generation = r.generation and c.state = 'started';
     update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown',
            first_unknown_at = coalesce(first_unknown_at, clock_timestamp()),
-           needs_person = (on_doubt = 'ask'), lease_until = null, hold_until = null, handed_over = false,
+           needs_person = (on_doubt = 'ask'), lease_until = null, hold_until = null, handed_over = false, resume_at = null,
            error = p_reason
      where id = r.id returning * into r;
     perform runguard.book(r, 'in_doubt', p_actor, p_reason);
