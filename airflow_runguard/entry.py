@@ -87,12 +87,16 @@ class Entry(Ordering):
         self.asked_since = datetime.fromisoformat(asked_since) if asked_since else None
         self.asked = asked
         self.given = answer
-        self.deferrable = False
+        self.began = self.deferrable = False
         self.xcoms: dict[str, Any] = {}
 
-    def run(self, body: Callable[[], Any]) -> Any:
+    def run(self, start: Callable[[], Any], resume: Callable[[], Any] | None = None) -> Any:
+        """
+        :param start: the operator's work from its start.
+        :param resume: how a deferred operator goes on.
+        """
         if self._depth() == "observe":
-            return self._observe(body)
+            return self._observe(start, resume)
         try:
             options = settings()
             order = self.order(options)
@@ -109,7 +113,7 @@ class Entry(Ordering):
                 client = redis_client(options, self._depth())
                 if client is not None:
                     opened.callback(client.close)
-                leases, work = core.ready(ledger, client), self.work(order, body, hiding(options))
+                leases, work = core.ready(ledger, client), self.work(order, start, hiding(options), resume)
                 early = self._take(ledger, order) == "too_early"
                 how = self._aftermath(ledger, work, core.run(ledger, leases, work), options, early)
                 self.deferrable = self._has_triggerer(ledger, options)
@@ -128,7 +132,7 @@ class Entry(Ordering):
         """What the author said of this task, else of its DAG (``default_args={"depth": …}``), else of all."""
         return self.guard.depth or depth_of_dag(self.operator) or _configured_depth()
 
-    def _observe(self, body: Callable[[], Any]) -> Any:
+    def _observe(self, start: Callable[[], Any], resume: Callable[[], Any] | None) -> Any:
         """Depth ``observe``: whatever is wrong with the key, the options or the ledger, the body runs.
 
         :raises AirflowFailException: ``{{ guard.idempotency_key }}`` would go out as one key for every customer.
@@ -157,7 +161,7 @@ class Entry(Ordering):
 
         bystander = observe.Bystander(ledger, patience)
         try:
-            value = observe.run(self.work(order, body, hide), bystander, self.say)
+            value = observe.run(self.work(order, start, hide, resume), bystander, self.say)
         finally:
             bystander.close()
         return value.value if isinstance(value, codec.Answer) else value
@@ -264,7 +268,9 @@ class Entry(Ordering):
 
     # -- the work --------------------------------------------------------------------------------------------------
 
-    def work(self, order: Order, body: Callable[[], Any], hide: Hide) -> core.Work:
+    def work(
+        self, order: Order, start: Callable[[], Any], hide: Hide, resume: Callable[[], Any] | None = None
+    ) -> core.Work:
         ti = self.ti
         holder = Holder(
             nonce=uuid.uuid4().hex,
@@ -280,29 +286,40 @@ class Entry(Ordering):
         return core.Work(
             order=order,
             holder=holder,
-            body=lambda guard: self._body(guard, body),
+            body=lambda guard: self._body(guard, start, resume),
             dump=codec.dump,
             load=codec.load,
             signal=self._signal,
             reconcile=sqlguard.answers(self.guard.on_doubt),
-            transaction=sqlguard.SqlTransaction,
+            transaction=lambda conn_id: sqlguard.SqlTransaction(conn_id, tuple(self.guard.rules)),
             hide=hide,
-            single_request=self.guard.single_request,
+            rules=tuple(self.guard.rules),
+            single_request=bool(self.guard.single_request),
+            requests_here=self.resumes is not None and self.guard.single_request == self.resumes[0],
             allow_no_call=self.guard.allow_no_call,
             watch=measures.watch,
         )
 
-    def _body(self, guard: core.GuardContext, body: Callable[[], Any]) -> Any:
+    def _body(self, guard: core.GuardContext, start: Callable[[], Any], resume: Callable[[], Any] | None = None) -> Any:
         if guard.body_is_call:
             for name in self.operator.template_fields:
                 rendered = getattr(self.operator, name, None)
                 setattr(self.operator, name, _replaced(rendered, guard.idempotency_key))
         if self.resumes is not None and self.resumes[0] == "__fail__" and not guard.reentered:
             raise NotApplied("the trigger that it waited with failed before it began")
+        # Under a new claim of a body nothing is under way that it could go on with: it is proven not to have happened,
+        # may be repeated, or is a job that is attached to.
+        observed = isinstance(guard, observe.ObservedContext)
+        goes_on = resume is not None and (observed or guard.reentered or not guard.body_is_call)
+        body = resume if resume is not None and goes_on else start
+        self.began = True
         object.__setattr__(self.operator, "_guard_context", guard)
         with self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return() as returned:
             try:
-                if self.adapter.job is not None and guard.body_is_call and self.resumes is None:
+                if self.adapter.job is not None and guard.body_is_call and goes_on:
+                    with guard.following(guard.submitted()):
+                        value = body()
+                elif self.adapter.job is not None and guard.body_is_call:
                     value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)
                 else:
                     value = body()
@@ -312,7 +329,6 @@ class Entry(Ordering):
                 # The supervisor is gone, and with it the pipe that Airflow logs "Done" to: the function had returned.
                 value = returned[-1]
             except TaskDeferred as deferral:
-                observed = isinstance(guard, observe.ObservedContext)
                 if getattr(deferral.trigger, "end_from_trigger", False) and not observed:
                     # The task would end without coming back, and nobody could book its outcome: it may not begin.
                     raise PlanningError(
@@ -425,7 +441,8 @@ class Entry(Ordering):
 
             not_before = (now + timedelta(seconds=SHORTEST_WAIT + jitter)).isoformat()
             self.say(logging.WARNING, f"{how.reason} Waiting in the triggerer, without a worker.")
-            method, kwargs = self.resumes or (None, None)
+            keeps = how.keeps_place or not self.began
+            method, kwargs = self.resumes if self.resumes is not None and keeps else (None, None)
             raise TaskDeferred(
                 trigger=PreviousTrigger(deployment_of(options), asdict(how.place), not_before)
                 if how.place is not None

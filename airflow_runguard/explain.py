@@ -201,6 +201,13 @@ def _observed(record: Record, now: datetime) -> Standing:
 
 def _running(record: Record, now: datetime) -> Standing:
     assert record.lease_until is not None  # a running line without one is broken
+    if record.resume_at is not None and record.lease_until > now:
+        return Standing(
+            f"{record.holder} was told to wait after it had deferred, and keeps its place; {_open(record)}. It goes on "
+            f"at {when(record.resume_at, now)}.",
+            "Its task, which comes back by itself",
+            {"Its task is gone for good": command("release", record.identity, "--reason=…")},
+        )
     if record.lease_until > now:
         return Standing(
             f"{record.holder} works on it; {_open(record)}. Its lease ends at {when(record.lease_until, now)} unless "

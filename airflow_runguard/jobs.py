@@ -10,12 +10,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.jobs import FailedForGood, JobFailed, JobNotFound, JobState, NotFound, Running, Succeeded
 
-Keep = Callable[[str], None]
+T = TypeVar("T")
+
+
+class Submit(Protocol):
+    """Makes the one request that submits, and keeps its job's name (:meth:`GuardContext.submit_job`)."""
+
+    def __call__(self, submit: Callable[[], T], name: Callable[[T], str], /) -> T: ...
 
 
 class JobAdapter(Protocol):
@@ -28,9 +34,9 @@ class JobAdapter(Protocol):
         """How the job stands at the vendor. What it raises proves nothing."""
         ...
 
-    def submits(self, operator: Any, known: str, keep: Keep) -> Any:
+    def submits(self, operator: Any, known: str, submit: Submit) -> Any:
         """A context in which the operator, where it would submit, takes up the job ``known``; if that is '', it submits
-        and calls ``keep`` with the name at once."""
+        through ``submit``."""
         ...
 
 
@@ -57,16 +63,14 @@ class ResumableJob:
             return NotFound(f"status {status}")
         return FailedForGood(f"status {status}")
 
-    def submits(self, operator: Any, known: str, keep: Keep) -> Any:
+    def submits(self, operator: Any, known: str, submit: Submit) -> Any:
         real = operator.submit_job
         operator.durable = False
 
         def submit_job(context: Any) -> Any:
             if known:
                 return json.loads(known)
-            job = real(context)
-            keep(json.dumps(job))
-            return job
+            return submit(lambda: real(context), json.dumps)
 
         return replaced(operator, "submit_job", submit_job)
 
@@ -82,16 +86,14 @@ class DbtCloudRun:
             return Succeeded()
         return FailedForGood(f"status {status}") if Status.is_terminal(status) else Running()
 
-    def submits(self, operator: Any, known: str, keep: Keep) -> Any:
+    def submits(self, operator: Any, known: str, submit: Submit) -> Any:
         hook = operator.hook
         real = hook.trigger_job_run
 
         def trigger_job_run(*args: Any, **kwargs: Any) -> Any:
             if known:
                 return hook.get_job_run(run_id=int(known), account_id=operator.account_id)
-            answer = real(*args, **kwargs)
-            keep(str(answer.json()["data"]["id"]))
-            return answer
+            return submit(lambda: real(*args, **kwargs), lambda answer: str(answer.json()["data"]["id"]))
 
         return replaced(hook, "trigger_job_run", trigger_job_run)
 
@@ -110,7 +112,7 @@ def run(adapter: JobAdapter, operator: Any, guard: GuardContext, context: Any, b
                     raise JobFailed(f"Job {known} failed for good: {reason}.")
                 case NotFound(reason=reason):
                     raise JobNotFound(f"The vendor does not know job {known}: {reason}.")
-            with adapter.submits(operator, known, guard.keep_job):
+            with adapter.submits(operator, known, guard.submit_job):
                 return body()
-    with adapter.submits(operator, "", guard.keep_job), guard.following():
+    with adapter.submits(operator, "", guard.submit_job), guard.following():
         return body()

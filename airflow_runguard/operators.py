@@ -109,7 +109,10 @@ class GuardMixin(_Operator):
             )
             return entry.run(lambda: super(GuardMixin, self).execute(context))
         entry = self._entry(self, self.guard, context, resumes=(method, next_kwargs), waited_since=waited_since)
-        return entry.run(lambda: super(GuardMixin, self).resume_execution(method, next_kwargs, context))
+        return entry.run(
+            lambda: super(GuardMixin, self).execute(context),
+            lambda: super(GuardMixin, self).resume_execution(method, next_kwargs, context),
+        )
 
     def on_kill(self) -> None:
         """Airflow wants the task gone: no further call starts."""
@@ -225,5 +228,10 @@ def _checked(guard: Guard, operator: BaseOperator) -> Guard:
         return guard if guard.on_doubt is not None else replace(guard, on_doubt="ask")
     if guard.on_doubt is None and not adapter.known and not guard.single_request:
         raise PlanningError(f"Task {operator.task_id!r} does not say on_doubt. {ON_DOUBT}", "No call was made.")
+    if isinstance(guard.single_request, str) and not callable(getattr(operator, guard.single_request, None)):
+        raise PlanningError(
+            f"single_request={guard.single_request!r}, but {type(operator).__name__} has no method of that name.",
+            "Name the resume method that makes the request, or say single_request=True.",
+        )
     single = guard.single_request or adapter.single_request(operator)
     return replace(guard, calls="body", on_doubt=guard.on_doubt or "ask", single_request=single)

@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, ClassVar, Literal, Self, TypedDict
 
 from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.core.failures import Family, Rule
 from airflow_runguard.series import Previous, Series
 
 Seconds = float | timedelta
@@ -35,7 +36,7 @@ class GuardOptions(TypedDict, total=False):
     on_doubt: Literal["ask", "replay"] | Callable[[Any], Any] | None
     on_busy: Literal["wait", "fail", "skip"]
     store_result: Literal["all", "digest", "none"]
-    single_request: bool
+    single_request: bool | str
     allow_no_call: bool
     depth: Literal["observe", "auto", "ledger", "lease"] | None
     lease: Seconds | None
@@ -46,6 +47,7 @@ class GuardOptions(TypedDict, total=False):
     quota: str | None
     max_pause: Seconds | None
     max_pauses: int | None
+    rules: Sequence[Rule | Family]
     amount: str | Callable[[Any], Any] | None
     currency: str | None
     ask_timeout: Seconds | None
@@ -69,7 +71,8 @@ class Guard:
     :param on_busy: while another holder works on it: ``wait`` without a worker slot, ``fail``, or ``skip``.
     :param store_result: ``all``; ``digest`` or ``none`` for results that must not be kept (a replay then fails with
         ``ResultNotStored``, or gives ``None``).
-    :param single_request: the body makes exactly one request, so that its error speaks for it.
+    :param single_request: the body makes exactly one request, so that its error speaks for it. Of a body that defers:
+        the name of the resume method that makes it, where nothing is sent before.
     :param allow_no_call: an explicit body may return without any call.
     :param depth: ``observe`` (book, warn, block nothing), ``ledger``, ``lease`` (ledger and Redis), ``auto``. Default:
         the DAG's ``default_args={"depth": …}``, else ``[runguard] depth``.
@@ -78,6 +81,8 @@ class Guard:
     :param quota: the vendor allowance that all tasks naming it share (``stripe``); a template may name the account.
         When the vendor says "too many", its gate closes for all of them.
     :param max_pause, max_pauses: how long in all, and how often, it waits for a quota without progress; then a person.
+    :param rules: rules or families of one's own (``core/failures/rule.py``), asked before all others about what this
+        task's calls end in.
     :param series: the recurring job that this is a run of: a name, or a :class:`Series` with its order. Default: this
         task, ordered by partition or logical date.
     :param wait_for_previous: begin only when the previous run of the series is complete, and no other of it is at work:
@@ -94,7 +99,7 @@ class Guard:
     on_doubt: Literal["ask", "replay"] | Callable[[Any], Any] | None = None
     on_busy: Literal["wait", "fail", "skip"] = "wait"
     store_result: Literal["all", "digest", "none"] = "all"
-    single_request: bool = False
+    single_request: bool | str = False
     allow_no_call: bool = False
     depth: Literal["observe", "auto", "ledger", "lease"] | None = None
     lease: Seconds | None = None
@@ -105,6 +110,7 @@ class Guard:
     quota: str | None = None
     max_pause: Seconds | None = None
     max_pauses: int | None = None
+    rules: Sequence[Rule | Family] = ()
     amount: str | Callable[[Any], Any] | None = None
     currency: str | None = None
     ask_timeout: Seconds | None = None
@@ -146,6 +152,11 @@ class Guard:
         for name in ("quota", "currency"):
             if getattr(self, name) is not None and not (isinstance(getattr(self, name), str) and getattr(self, name)):
                 raise PlanningError(f"{name}={getattr(self, name)!r} is neither a name nor a template of one.")
+        object.__setattr__(self, "rules", checked_rules(self.rules))
+        if not isinstance(self.single_request, bool | str) or self.single_request == "":
+            raise PlanningError(
+                f"single_request={self.single_request!r} is neither True, False nor the name of a resume method."
+            )
         if self.amount is not None and not callable(self.amount) and not (isinstance(self.amount, str) and self.amount):
             raise PlanningError(f"amount={self.amount!r} is neither a template nor a function.")
         if not (
@@ -181,7 +192,7 @@ class Guard:
         said = {option.name: getattr(self, option.name) for option in fields(self)}
         shown = (
             f"{name}={getattr(value, '__qualname__', None) or repr(value)}"
-            for name, value in said.items()
+            for name, value in {**said, "rules": tuple(rule.name for rule in self.rules)}.items()
             if value != type(self).__dataclass_fields__[name].default
         )
         return f"{type(self).__name__}({', '.join(shown)})"
@@ -251,6 +262,22 @@ class BatchGuard(Guard):
             raise PlanningError(f"accept={self.accept!r} is neither a function nor a model.")
         if self.single_request:
             raise PlanningError("single_request is always so of an item.", "Leave it out.")
+
+
+def checked_rules(rules: Any) -> tuple[Rule | Family, ...]:
+    """:raises PlanningError: something of it is no rule, or cannot be looked up by its content."""
+    given = tuple(rules) if isinstance(rules, Sequence | set | frozenset) and not isinstance(rules, str) else (rules,)
+    for rule in given:
+        if not isinstance(rule, Rule | Family):
+            raise PlanningError(
+                f"rules has {rule!r}, which is neither a Rule nor a Family.",
+                "Write rules=[…] with the words of airflow_runguard.core.failures.rule (docs/classifier.md).",
+            )
+        try:
+            hash(rule)
+        except TypeError as error:
+            raise PlanningError(f"The rule {rule.name!r} cannot be looked up: {error}.", "Use frozenset().") from error
+    return given
 
 
 def seconds(value: Seconds | None, default: float) -> float:

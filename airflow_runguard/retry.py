@@ -6,14 +6,15 @@ one is left to itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk.definitions.retry_policy import RetryDecision, RetryPolicy
 
-from airflow_runguard.core.failures import MIN_FLOOR, Failure, classify
+from airflow_runguard.core.failures import MIN_FLOOR, Failure, Family, Rule, classify
 from airflow_runguard.core.record import Effect
-from airflow_runguard.options import Guard
+from airflow_runguard.options import Guard, checked_rules
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -27,10 +28,12 @@ class GuardRetryPolicy(RetryPolicy):
     ``evaluate`` never raises: whatever it cannot read, it fails. Airflow's ``retries`` still bound the retries.
 
     :param effect_kind: ``"read"`` where repeating the task is harmless by nature: then a timeout is retried as well.
+    :param rules: rules or families of one's own, asked before all others.
     """
 
-    def __init__(self, effect_kind: Literal["write", "read"] = "write") -> None:
+    def __init__(self, effect_kind: Literal["write", "read"] = "write", rules: Sequence[Rule | Family] = ()) -> None:
         self.effect_kind = effect_kind
+        self.rules = checked_rules(rules)
 
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
@@ -39,15 +42,18 @@ class GuardRetryPolicy(RetryPolicy):
         try:
             if _is_guarded(context):
                 return RetryDecision.default()
-            return _decision(classify(exception, effect_kind=self.effect_kind))
+            return _decision(classify(exception, effect_kind=self.effect_kind, rules=self.rules))
         except Exception as trouble:
             return RetryDecision.fail(f"RunGuard could not judge the error ({type(trouble).__name__})")
 
     def serialize(self) -> dict[str, Any]:
-        return {"__type": "GuardRetryPolicy", "effect_kind": self.effect_kind}
+        """For people to read; Airflow asks the policy of the DAG's own file, in the task's process."""
+        told = {"__type": "GuardRetryPolicy", "effect_kind": self.effect_kind}
+        return {**told, "rules": [rule.name for rule in self.rules]}
 
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> GuardRetryPolicy:
+        """Without the rules, which live in the DAG's file."""
         return cls(data["effect_kind"])
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from airflow_runguard import codec
 from airflow_runguard.core.errors import PlanningError, ResultNotStored
-from airflow_runguard.core.failures import classify
+from airflow_runguard.core.failures import Family, Rule, classify
 from airflow_runguard.core.reconcile import takes_many
 from airflow_runguard.core.record import Effect, Failure, FailureClass, Result
 from airflow_runguard.core.work import IN_SQL, NOT_STORED, Applied, Doubt, Fenced, Marker, Reconcile, StillUnknown
@@ -130,9 +130,11 @@ class SqlTransaction:
     """One call's transaction in one target database.
 
     :param conn_id: a Connection whose hook is a ``DbApiHook`` for PostgreSQL, MySQL or SQLite.
+    :param rules: the author's own, by which its errors are judged first.
     """
 
     conn_id: str
+    rules: tuple[Rule | Family, ...] = ()
     _known: Failure | None = None
     _hook: Any = field(default=None, repr=False)
 
@@ -196,7 +198,7 @@ class SqlTransaction:
 
     def judge(self, error: BaseException) -> Failure:
         """What an error of :meth:`make` means."""
-        return self._known or classify(error)
+        return self._known or classify(error, rules=self.rules)
 
     def void(self, key: str, fence: int) -> tuple[str, str | None]:
         """See to it that no attempt up to this fence can commit any more. Answers ``done`` and the stored result where
@@ -369,11 +371,11 @@ class SqlTransaction:
         return error
 
     def _proven(self, error: BaseException, why: str) -> Failure:
-        said = classify(error, effect_kind="read")
+        said = classify(error, effect_kind="read", rules=self.rules)
         return replace(said, effect=Effect.NOT_APPLIED, final=False, evidence=f"{said.evidence}; {why}")
 
     def _unknown(self, error: BaseException, why: str) -> Failure:
-        said = classify(error)
+        said = classify(error, rules=self.rules)
         return replace(said, effect=Effect.UNKNOWN, pausable=False, final=False, evidence=f"{said.evidence}; {why}")
 
     # -- the target --------------------------------------------------------------------------------------------------

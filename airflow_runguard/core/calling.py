@@ -22,7 +22,6 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, few
 from airflow_runguard.core.context import never_ran
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
-from airflow_runguard.core.failures import classify, classify_result
 from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
 from airflow_runguard.core.rows import outcome_state
@@ -289,7 +288,8 @@ class Calling(Holding):
     def _outcome(self, key: str, value: Any) -> Outcome:
         match value:
             case BaseException():
-                return Outcome(key, failure=classify(value, now=self.guard.now()), error=said(value))
+                self.guard.warn_of_repeats(key, value)
+                return Outcome(key, failure=self.guard.classified(value), error=said(value))
             case StillUnknown(reason=reason):
                 return Outcome(
                     key, failure=Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=reason), error=reason
@@ -304,7 +304,8 @@ class Calling(Holding):
             case str() | bytes():  # a model's answer, say: data, and not an answer of a vendor to be read
                 failure = self._unfit(value)
             case _:
-                failure = classify_result(value, now=self.guard.now(), may_be_empty=True) or self._unfit(value)
+                self.guard.warn_of_repeats(key, value)
+                failure = self.guard.classified_result(value) or self._unfit(value)
         if failure is not None:
             return Outcome(key, failure=failure, error=f"{failure.evidence}: {self.work.hide(value)!r:.500}")
         return Outcome(key, result=dumped(self.work, value))

@@ -146,6 +146,8 @@ class GuardContext:
     _job: str = ""
     _followed: dict[int, BaseException] = field(default_factory=dict)
     """Errors that came after a job was submitted and its name was kept."""
+    _unsubmitted: list[BaseException] = field(default_factory=list)
+    """What the requests that submit this body's job ended in, where they gave no job."""
     answered: bool = False
     """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
     interrupt: Interrupt | None = None
@@ -202,7 +204,7 @@ class GuardContext:
             _accept(f"guard.call({name!r})", value)
             return value
 
-        return self._made(name, arguments, make, self._classified, reads=True)
+        return self._made(name, arguments, make, self.classified, reads=True)
 
     def sql(self, name: str, conn_id: str, fn: Callable[..., T], /, *args: Any, **arguments: Any) -> T:
         """Have an effect in a database, with its proof in the same transaction: there is no doubt afterwards.
@@ -290,7 +292,7 @@ class GuardContext:
                         raise PlanningError(f"The submit function of {name!r} returned {job!r}, not the job's name.")
                     self._keep(name, job, submitted=True)
                 try:
-                    return followed(job, attach, lambda: self._writer.stopped(poll))
+                    return followed(job, attach, lambda: self._writer.stopped(poll), self._work.rules)
                 except BaseException as error:
                     self._followed[id(error)] = error
                     if isinstance(error, JobNotFound):
@@ -298,7 +300,7 @@ class GuardContext:
                     raise
 
             def judge(error: BaseException) -> Failure:
-                return judged(error) if id(error) in self._followed else self._classified(error)
+                return judged(error, self._work.rules) if id(error) in self._followed else self.classified(error)
 
             try:
                 return self._made(name, arguments, make, judge, attaches=True)
@@ -310,6 +312,20 @@ class GuardContext:
     def submitted(self) -> str:
         """The job that an earlier try of this body submitted; '' = none."""
         return self._writer.external_id(BODY).result()
+
+    def submit_job(self, submit: Callable[[], T], name: Callable[[T], str]) -> T:
+        """Make the one request by which this body submits its job, and keep the job's name before anything else.
+
+        :param submit: what it raises is the answer to that request, whose word about the effect counts.
+        :param name: the job's name at the vendor, from what ``submit`` returned.
+        """
+        try:
+            answer = submit()
+        except BaseException as error:
+            self._unsubmitted.append(error)
+            raise
+        self.keep_job(name(answer))
+        return answer
 
     def keep_job(self, job: str) -> None:
         """This body submitted a job."""
@@ -330,8 +346,15 @@ class GuardContext:
             raise
 
     def judged(self, error: BaseException) -> Failure | None:
-        """What an error means that came from waiting for a job; ``None`` = it did not."""
-        return judged(error) if id(error) in self._followed else None
+        """What an error means that came from submitting a job or from waiting for one; ``None`` = it did not."""
+        if id(error) in self._followed:
+            return judged(error, self._work.rules)
+        if self._job or not any(link is self._unsubmitted[-1] for link in _chain(error) if self._unsubmitted):
+            return None
+        # Each request that submits is its own attempt: one that stayed unknown is not made good by a later refusal.
+        each = [self.classified(failed, one_request=True) for failed in self._unsubmitted]
+        unknown = next((failure for failure in each if failure.effect is Effect.UNKNOWN), None)
+        return unknown or (each[-1] if error is self._unsubmitted[-1] else self.classified(error))
 
     def job_goes_on(self, error: BaseException) -> bool:
         """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""
@@ -465,6 +488,14 @@ class GuardContext:
         chain = _chain(error)
         return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
 
+    def classified(self, error: BaseException, *, one_request: bool = False) -> Failure:
+        """What an error of a call means."""
+        return classify(error, now=self.now(), rules=self._work.rules, one_request=one_request)
+
+    def classified_result(self, value: object) -> Failure | None:
+        """What is wrong with a value that came back like a success; ``None`` where nothing is."""
+        return classify_result(value, now=self.now(), may_be_empty=True, rules=self._work.rules)
+
     def now(self) -> datetime:
         """The database's time: that of the claim, and what has passed since on this machine's monotonic clock.
 
@@ -557,28 +588,32 @@ class GuardContext:
             case _:
                 raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
 
-    def _classified(self, error: BaseException) -> Failure:
-        return classify(error, now=self.now())
-
     def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
-        failure = failure or self._classified(error)
+        failure = failure or self.classified(error)
         self._failures.append((error, failure))
-        return self._booked(Outcome(name, failure=failure, error=said(error)))
+        booked = self._booked(Outcome(name, failure=failure, error=said(error)))
+        self.warn_of_repeats(name, error)
+        return booked
 
     def _ended(self, name: str, value: Any, *, reads: bool = True) -> tuple[Answer[Written], BaseException | None]:
         """Book what a call came back with; and the error to raise where that is no result (P9)."""
         if isinstance(value, BaseException):
             return self._failed(name, value), value
         reads = reads and not isinstance(value, str | bytes)  # a text that the author's function returns is data
-        failure = classify_result(value, now=self.now(), may_be_empty=True) if reads else None
+        failure = self.classified_result(value) if reads else None
         if failure is not None:
             error = ResultIsError(f"Call {name!r} came back with an error: {failure.evidence}.")
+            self.warn_of_repeats(name, value)
             return self._failed(name, error, failure), error
         booked = self._booked(Outcome(name, result=dumped(self._work, value)))
-        if repeated := hidden_retries(value):
+        self.warn_of_repeats(name, value)
+        return booked, None
+
+    def warn_of_repeats(self, name: str, ended: object) -> None:
+        """Say so where what a call ended in tells that its client sent more than one request."""
+        if repeated := hidden_retries(ended):
             with suppress(OSError):  # the pipe of a killed supervisor: what is booked is booked
                 log.warning("More than one request left inside call %r: %s", name, repeated)
-        return booked, None
 
     def _booked(self, outcome: Outcome) -> Answer[Written]:
         answer = self._writer.outcome(outcome)

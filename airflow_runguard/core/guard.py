@@ -12,7 +12,6 @@ from typing import Any
 
 from airflow_runguard.core.context import GuardContext, current_guard, never_ran
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
-from airflow_runguard.core.failures import classify
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, settle
@@ -85,6 +84,9 @@ log = logging.getLogger("airflow_runguard")
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
 SOON = 30.0
 """Seconds after which the vendor is asked about a call that has just fallen in doubt."""
+NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress."
+STAYS = 600.0
+"""Seconds beyond its slot within which a task that keeps its place must be back."""
 NO_CALL = "Wrap the request in guard.call(name, fn, …), or say allow_no_call=True."
 
 
@@ -180,6 +182,7 @@ def _reconcile(writer: Writer, work: Work, reconcile: Reconcile, asked: set[str]
         skip=asked,
         on_ledger=lambda run: writer.do(run).result(),
         hide=work.hide,
+        rules=work.rules,
     )
 
 
@@ -205,6 +208,8 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_unplanned(
             writer, guard, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
+    if guard.body_is_call:
+        guard.warn_of_repeats(BODY, value)
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
 
 
@@ -225,7 +230,7 @@ def _paused(written: Written, work: Work, guard: GuardContext, why: str) -> How:
         left = (written.resume_at - written.now).total_seconds()
         return Waiting(why, left, record_id=guard.record_id, limited=False)
     if written.state is State.FAILED:
-        spent = f"It has waited as often, or as long, as it may, without progress. {more_pauses(work.order)}"
+        spent = f"{NO_MORE_PAUSES} {more_pauses(work.order)}"
         return Ended(f"{why} {spent}", retry=False)
     return Waiting(why)
 
@@ -278,10 +283,22 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)
 
+    if guard.body_is_call and (told := _told_to_wait_where_it_is(error, work, guard)) is not None:
+        written = writer.hand_over(STAYS, told, said(error)).result()
+        if written.held and written.resume_at is not None:
+            left = (written.resume_at - written.now).total_seconds()
+            why = (
+                f"{work.order.identity} was told to wait after it had deferred: {told.evidence}. It goes on from there."
+            )
+            return Waiting(why, left, record_id=guard.record_id, limited=False, keeps_place=True)
+        if written.verdict == "ok":
+            return in_doubt(work.order, f"{said(error)}. {NO_MORE_PAUSES} A person decides.", on_doubt="ask", error=error)
     failure = (
         (guard.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
     )
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
+    if guard.body_is_call:
+        guard.warn_of_repeats(BODY, error)
     with work.watch("settle"):
         written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
     if written.state is State.IN_DOUBT and guard.job_goes_on(error):
@@ -297,20 +314,40 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     return Ended(said(error), retry=True, error=error)
 
 
+def _told_to_wait_where_it_is(error: BaseException, work: Work, guard: GuardContext) -> Failure | None:
+    """The quota that stopped a body which had deferred, makes one request, and may have made it before: its effect is
+    unknown, and waiting and going on from there sends nothing again; ``None`` = it is no such error."""
+    if not (guard.reentered and work.single_request and not work.requests_here) or guard.judged(error) is not None:
+        return None
+    failure = guard.classified(error)
+    told = failure.failure_class is FailureClass.QUOTA and failure.pausable and failure.effect is Effect.NOT_APPLIED
+    return failure if told and not guard.answered else None
+
+
 def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
-    """What an error of a whole body means: an unknown effect, unless the author or one single request proves more."""
-    failure = classify(error, now=guard.now())
-    single = work.single_request and not guard.reentered
-    if (single and not guard.answered) or isinstance(error, NotApplied):
+    """What an error of a whole body means: an unknown effect, unless the author or one single request proves more.
+
+    A quota is one of the vendor's, whatever is unknown of this body's effect: it stays pausable, which closes the gate.
+    """
+    failure = guard.classified(error)
+    earlier = guard.reentered and not work.requests_here
+    if (work.single_request and not earlier and not guard.answered) or isinstance(error, NotApplied):
         return failure
-    why = (
-        "It came after the request was answered, so it says nothing about what was sent"
-        if single
-        else "That speaks for one request; the body may have made others. Take `guard` as the first parameter and wrap "
-        "the request in guard.call, or say single_request=True"
-    )
+    if not work.single_request:
+        why = (
+            "That speaks for one request; the body may have made others. Take `guard` as the first parameter and wrap "
+            "the request in guard.call, or say single_request=True"
+        )
+    elif earlier:
+        why = (
+            "It came after the body had deferred, so it says nothing about what was sent before. If a resume method "
+            "makes the request, name it: single_request='the_method'"
+        )
+    else:
+        why = "It came after the request was answered, so it says nothing about what was sent"
+    waits = failure.pausable and failure.failure_class is FailureClass.QUOTA
     evidence = f"{failure.evidence}. {why}"
-    return replace(failure, effect=Effect.UNKNOWN, pausable=False, final=False, evidence=evidence)
+    return replace(failure, effect=Effect.UNKNOWN, pausable=waits, final=False, evidence=evidence)
 
 
 def _state_of(failure: Failure | None) -> State:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_runguard.core.errors import RunGuardError
-from airflow_runguard.core.failures import classify
+from airflow_runguard.core.failures import Family, Rule, classify
 from airflow_runguard.core.record import Effect, Failure, FailureClass
 
 PATIENCE = 3
@@ -67,10 +67,11 @@ class JobLeft(RunGuardError):
     remedy = "Nothing to do: the next try attaches to it."
 
 
-def followed(job: str, look: Look, wait: Callable[[], bool]) -> Any:
+def followed(job: str, look: Look, wait: Callable[[], bool], rules: tuple[Rule | Family, ...] = ()) -> Any:
     """Wait for a job to end; its result.
 
     :param wait: until the next look; whether this process was told to stop.
+    :param rules: the author's own, asked before all others.
     :raises JobFailed, JobNotFound, JobLeft: what else became of it; and whatever ``look`` raises again and again, or
         that says to wait.
     """
@@ -81,7 +82,7 @@ def followed(job: str, look: Look, wait: Callable[[], bool]) -> Any:
             failed = 0
         except Exception as error:
             failed += 1
-            if failed >= PATIENCE or classify(error, effect_kind="read").pausable:
+            if failed >= PATIENCE or classify(error, effect_kind="read", rules=rules).pausable:
                 raise
             state = Running()
         match state:
@@ -103,13 +104,13 @@ def followed(job: str, look: Look, wait: Callable[[], bool]) -> Any:
             raise JobLeft(f"The task was told to stop while job {job} goes on at the vendor.")
 
 
-def judged(error: BaseException) -> Failure:
+def judged(error: BaseException, rules: tuple[Rule | Family, ...] = ()) -> Failure:
     """What an error means that came after the job was submitted and its name was kept."""
     if isinstance(error, JobFailed):
         return Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, final=True, evidence=error.what)
     if isinstance(error, JobNotFound):
         return Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=error.what)
-    said = classify(error, effect_kind="read")
+    said = classify(error, effect_kind="read", rules=rules)
     if said.pausable:
         return said
     why = f"{said.evidence}; the job goes on at the vendor, and the next try attaches to it"

@@ -56,6 +56,7 @@ from airflow_runguard.core.rows import (
     result_of,
     settlement_parameters,
     speaks_for_body,
+    waiting_parameters,
     word_of,
 )
 from airflow_runguard.core.seam import UPGRADE, queries, sent
@@ -124,11 +125,14 @@ class Ledger(People, Waits):
         intents: Sequence[tuple[str, str]] = (),
         settlement: Settlement | None = None,
         hand_over: float | None = None,
+        told: Failure | None = None,
+        error: str = "",
     ) -> Written:
         """Everything that a holder changes: renew, book outcomes, book intents, settle, hand over.
 
         :param intents: (name, readable arguments as JSON).
         :param hand_over: seconds for which the holder waits in Airflow (deferral) and may re-enter.
+        :param told: the quota that it waits for, with the ``error`` that told of it; the seconds count from its slot.
         """
         held: dict[str, Any] = {
             "record_id": grant.record_id,
@@ -162,6 +166,7 @@ class Ledger(People, Waits):
             **pause_parameters(order),
             **outcome_parameters(outcomes),
             **left,
+            **waiting_parameters(told, error),
         }
         rows = self._all("write", parameters)
         for row in rows[:-1]:
@@ -171,15 +176,15 @@ class Ledger(People, Waits):
             )
         last = rows[-1]
         state = word_of(State, last["state"])
-        until = last["until"]
+        until, waits = last["until"], state is State.PAUSED or told is not None
         return Written(
             last["verdict"],
             state,
             last["at"],
-            None if state is State.PAUSED else until,
+            None if waits else until,
             answers,
             last["event_id"] or 0,
-            until if state is State.PAUSED else None,
+            until if waits else None,
         )
 
     def take_place(self, place: Place, record: Record) -> bool:

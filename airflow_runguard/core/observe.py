@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.context import Go, GuardContext
-from airflow_runguard.core.failures import classify
 from airflow_runguard.core.guard import of_body
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
@@ -185,7 +184,7 @@ class ObservedContext(GuardContext):
         try:
             return fn(*args, **self._keyed(name, vendor_key_as, arguments))
         except BaseException as error:
-            self._failed_calls.append((error, classify(error)))
+            self._failed_calls.append((error, self.classified(error)))
             raise
 
     async def acall(
@@ -201,7 +200,7 @@ class ObservedContext(GuardContext):
         try:
             return await fn(*args, **self._keyed(name, vendor_key_as, arguments))
         except BaseException as error:
-            self._failed_calls.append((error, classify(error)))
+            self._failed_calls.append((error, self.classified(error)))
             raise
 
     def remember(self, external_id: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.errors import NotApplied
-from airflow_runguard.core.failures import classify
+from airflow_runguard.core.failures import Family, Rule, classify
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import CallState, Record, Result, State
 from airflow_runguard.core.rows import DEFAULT_PAUSE
@@ -89,6 +89,7 @@ def settle(
     on_ledger: Callable[[Callable[[], Any]], Any] = lambda run: run(),
     hide: Callable[[Any], Any] = lambda words: words,
     actor: str = "reconcile",
+    rules: tuple[Rule | Family, ...] = (),
 ) -> list[Finding]:
     """Ask about each doubtful call of a record that is in doubt, and book the answers.
 
@@ -96,6 +97,7 @@ def settle(
     :param skip: names of calls that were asked about already; grows by those that are asked about now.
     :param on_ledger: runs something on the thread that owns the ledger's connection.
     :param hide: masks what was answered, before it is stored or told to anybody.
+    :param rules: the author's own, by which an error of ``reconcile`` is judged first.
     """
     if record.broken or record.state is not State.IN_DOUBT:
         return []
@@ -103,7 +105,7 @@ def settle(
     for doubt in on_ledger(lambda: doubts(ledger, record)):
         if doubt.call.name not in skip:
             skip.add(doubt.call.name)
-            finding = _settled(ledger, doubt, reconcile, dump, on_ledger, hide, actor)
+            finding = _settled(ledger, doubt, reconcile, dump, on_ledger, hide, actor, rules)
             finding = replace(finding, why=hide(finding.why))
             log.info("%s, call %r: %s %s", record.identity, doubt.call.name, finding.word, finding.why)
             findings.append(finding)
@@ -134,7 +136,7 @@ async def _picked(answers: Awaitable[Mapping[str, Any]], doubt: Doubt) -> Any:
     return (await answers).get(doubt.call.name)
 
 
-def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
+def ask(reconcile: Reconcile, doubt: Doubt, rules: tuple[Rule | Family, ...] = ()) -> Answer | Fenced | Finding | None:
     """The answer of one function, sync or async; where there is none, the :class:`Finding` that says why.
 
     Signals (an execution timeout, say) go through: they say nothing about the vendor.
@@ -146,7 +148,7 @@ def ask(reconcile: Reconcile, doubt: Doubt) -> Answer | Fenced | Finding | None:
     except NotApplied as error:
         answer = error
     except Exception as error:
-        failure = classify(error, effect_kind="read", now=doubt.now)
+        failure = classify(error, effect_kind="read", now=doubt.now, rules=rules)
         if failure.pausable:
             seconds = max(failure.resume_after or DEFAULT_PAUSE, failure.floor or 0.0)
             return Finding(doubt.call.name, "wait", f"the look-up was told to wait: {said(error)}", seconds)
@@ -176,9 +178,10 @@ def _settled(
     on_ledger: Callable[[Callable[[], Any]], Any],
     hide: Callable[[Any], Any],
     actor: str,
+    rules: tuple[Rule | Family, ...],
 ) -> Finding:
     record, name = doubt.record, doubt.call.name
-    answer = ask(reconcile, doubt)
+    answer = ask(reconcile, doubt, rules)
     early = _too_early(record, doubt.now)
     match answer:
         case Finding():

@@ -249,6 +249,11 @@ def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:
     }
 
 
+def waiting_parameters(told: Failure | None, error: str) -> dict[str, Any]:
+    """Of a holder that keeps its place and waits for a quota; nothing of one that does not."""
+    return {"resume_after": _wait(told), "error": clean(error), "evidence": clean(told.evidence)} if told else {}
+
+
 def _wait(failure: Failure | None) -> float | None:
     if failure is None or not failure.pausable:
         return None

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
+from airflow_runguard.core.failures import Family, Rule
 from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Settlement, Verdict
 from airflow_runguard.core.series import Place
 
@@ -141,6 +142,8 @@ class Work:
     :param hide: masks what is stored for people to read.
     :param transaction: opens a database for ``guard.sql``, by the name of its Connection.
     :param single_request: the author's word that the body makes exactly one request; its errors speak for it.
+    :param rules: the author's own rules, asked before all others whenever an error or an answer is judged.
+    :param requests_here: the author's word that it is made by this entry, and by none before it.
     :param watch: put around the ``claim``, each ``call <name>`` and the ``settle``, to be timed. It may not raise.
     """
 
@@ -153,7 +156,9 @@ class Work:
     reconcile: Reconcile | None = None
     hide: Callable[[Any], Any] = lambda value: value
     transaction: Callable[[str], Transaction] | None = None
+    rules: tuple[Rule | Family, ...] = ()
     single_request: bool = False
+    requests_here: bool = False
     allow_no_call: bool = False
     watch: Callable[[str], AbstractContextManager[None]] = lambda what: nullcontext()
 
@@ -174,6 +179,7 @@ class Waiting:
     :param place: the place in a series that may not begin yet.
     :param limited: it may be waited for only so long; else the ledger or a person ends the waiting.
     :param tells: the kind of notice that people get.
+    :param keeps_place: a body that had deferred goes on where it was, since what it did before is not done again.
     """
 
     reason: str
@@ -183,6 +189,7 @@ class Waiting:
     place: Place | None = None
     limited: bool = True
     tells: str = ""
+    keeps_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

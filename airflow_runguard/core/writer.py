@@ -197,9 +197,15 @@ class Writer:
         """Run a statement of the holder that renews the lease: its answer says ``now`` and ``until``."""
         return self.do(lambda: self._insist(lambda: self._held_by(run), until=self._lease_ends))
 
-    def hand_over(self, seconds: float) -> Answer[Written]:
-        """Stay the holder while waiting in Airflow for at most so long; the same task instance may re-enter."""
-        return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds)))
+    def hand_over(self, seconds: float, told: Failure | None = None, error: str = "") -> Answer[Written]:
+        """Stay the holder while waiting in Airflow for at most so long; the same task instance may re-enter.
+
+        :param told: the quota that it waits for: its gate is closed, and the seconds count from its slot. Where it may
+            not pause any more, it is in doubt instead.
+        """
+        told = told and replace(told, evidence=self._hide(told.evidence))
+        waits = {"told": told, "error": self._hide(error)} if told else {}
+        return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds, **waits)))
 
     def do(self, run: Callable[[], T]) -> Answer[T]:
         """Run something on the ledger's thread, after all that was asked before."""

@@ -482,3 +482,26 @@ def test_a_not_applied_that_the_author_says_does_not_close_a_gate(ledger_url: st
 
     attempt(ledger_url, order("k", calls="explicit"), body)
     assert ledger.gates() == []
+
+
+def test_p06_who_keeps_its_place_stays_its_holder_however_late_its_slot_becomes(ledger: Ledger) -> None:
+    """It had deferred, and was told to wait: its effect is unknown, so it is neither free nor in doubt meanwhile."""
+    what, who = order("kept"), engine.holder()
+    held = enter(ledger, what, who)
+    first = held.write(hand_over=600.0, told=QUOTA, error="429")
+    again = held.write(hand_over=600.0, told=QUOTA, error="429")  # the first one's answer was lost
+    assert (first.resume_at, first.state) == (again.resume_at, State.RUNNING)
+    assert gate(ledger)["closed_until"] is not None
+    close(ledger)
+    record = record_of(ledger, held)
+    assert record.resume_at is not None
+    assert record.lease_until is not None
+    assert record.resume_at > tomorrow() - timedelta(hours=1)
+    assert record.lease_until >= record.resume_at + timedelta(minutes=10)
+    early, other = ledger.claim(what, engine.holder(ti_id=who.ti_id)), ledger.claim(what, engine.holder())
+    assert (early.verdict, early.until, other.verdict) == (Verdict.PAUSED, record.resume_at, Verdict.BUSY)
+    open_gate(ledger, rate=1000)
+    wait_until(lambda: ledger.due([record.id]) == {record.id}, "its slot has come")
+    back = ledger.claim(what, engine.holder(ti_id=who.ti_id))
+    assert (back.verdict, back.reentered) == (Verdict.RUN, True)
+    assert record_of(ledger, held).resume_at is None

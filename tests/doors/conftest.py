@@ -175,6 +175,42 @@ def created(dag: Any, **run: Any) -> Iterator[Any]:
         yield model.dag.create_dagrun(session=session, **{**defaults, **run}), session
 
 
+@dataclass
+class Task:
+    """One task instance, entered as often as the test says."""
+
+    ti: Any
+    task: Any
+
+    def enter(self, event: Any = None) -> str:
+        """Run it once; where it waited, it comes back with this event. Its state then."""
+        from airflow.models.taskinstance import TaskInstance
+        from airflow.models.trigger import handle_event_submit
+        from airflow.sdk.definitions.dag import _run_task
+        from airflow.triggers.base import TriggerEvent
+        from airflow.utils.session import create_session
+
+        with create_session() as session:
+            ti = session.get_one(TaskInstance, self.ti.id)
+            if ti.state == "deferred":
+                handle_event_submit(TriggerEvent(event), task_instance=ti, session=session)
+            else:
+                ti.try_number += 1
+        self.ti.refresh_from_db()
+        _run_task(ti=self.ti, task=self.task)
+        self.ti.refresh_from_db()
+        return str(self.ti.state)  # the column, read anew: plain text
+
+
+@contextmanager
+def begun(dag: Any) -> Iterator[Task]:
+    """The one task of a DAG in a run of its own, not entered yet."""
+    with created(dag) as (dag_run, session):
+        (ti,), _ = dag_run.update_state(session=session)
+        session.commit()
+        yield Task(ti, dag.task_dict[ti.task_id])
+
+
 @pytest.fixture
 def airflow(
     metadata: None,

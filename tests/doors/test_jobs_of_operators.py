@@ -12,9 +12,14 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+import requests
+from botocore.exceptions import ClientError
 
 from airflow_runguard import Guard, guarded
-from airflow_runguard.core.record import State
+from airflow_runguard.core.record import Effect, State
+from tests.doors.conftest import begun
+
+RULES = Guard(key="etl", namespace="jobs", quota="wall")
 
 
 @dataclass
@@ -22,8 +27,13 @@ class Vendor:
     """A vendor of jobs. ``states`` is what a look is told, in turn; the last one stays."""
 
     submits: int = 0
+    busy: bool = False
+    """It answers "too many" to whoever would submit."""
     states: list[Any] = field(default_factory=list)
     task: Callable[[], Any] = lambda: None
+    deferrable: bool = False
+    details: int = 0
+    """With which status it refuses to tell why a job failed; 0 = it tells."""
 
     def state(self) -> Any:
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
@@ -31,9 +41,26 @@ class Vendor:
             raise _Refuses(state)
         return state
 
+    def submit(self) -> int:
+        if self.busy:
+            raise _Refuses(TOO_MANY)
+        self.submits += 1
+        return self.submits
+
+
+TOO_MANY = 429
+
 
 class _Refuses(Exception):
     """An HTTP status in place of an answer."""
+
+    def of_client(self) -> requests.HTTPError:
+        """What a client of the vendor raises."""
+        answer = requests.Response()
+        answer.status_code, answer.url = self.args[0], "https://vendor.example/jobs"
+        answer.headers["Retry-After"] = "120"
+        answer.request = requests.Request("POST", answer.url).prepare()
+        return requests.HTTPError(f"{answer.status_code} from {answer.url}", response=answer)
 
 
 def serve(vendor: Vendor, answer: Callable[[str, str], Any]) -> Iterator[str]:
@@ -52,6 +79,7 @@ def serve(vendor: Vendor, answer: Callable[[str, str], Any]) -> Iterator[str]:
                 status, body = refused.args[0], {}
             payload = json.dumps(body).encode()
             self.send_response(status)
+            self.send_header("Retry-After", "120")
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(payload)))
             self.end_headers()
@@ -81,16 +109,13 @@ def livy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vendor]:
 
     def answer(method: str, path: str) -> Any:
         if method == "POST":
-            vendor.submits += 1
-            return {"id": vendor.submits}
+            return {"id": vendor.submit()}
         if path.endswith("/state"):
             return {"state": vendor.state()}
         return {"id": 1, "appId": "app_1", "log": [], "from": 0, "size": 0, "total": 0}
 
     def task() -> Any:
-        return guarded(LivyOperator)(
-            task_id="job", file="etl.jar", polling_interval=1, durable=True, guard=Guard(key="etl", namespace="jobs")
-        )
+        return guarded(LivyOperator)(task_id="job", file="etl.jar", polling_interval=1, durable=True, guard=RULES)
 
     vendor.task = task
     for url in serve(vendor, answer):
@@ -116,8 +141,14 @@ def dbt() -> Vendor:
         """dbt Cloud's hook, as far as the operator uses it."""
 
         def trigger_job_run(self, **_: Any) -> Answer:
-            vendor.submits += 1
-            return Answer(vendor.submits)
+            try:
+                return Answer(vendor.submit())
+            except _Refuses as refused:
+                raise refused.of_client() from None
+
+        def log_job_run_failure_details(self, **_: Any) -> None:
+            if vendor.details:
+                raise _Refuses(vendor.details).of_client()
 
         def get_job_run(self, run_id: int, account_id: int) -> Answer:
             return Answer(run_id)
@@ -126,14 +157,14 @@ def dbt() -> Vendor:
             try:
                 return words[vendor.state()]
             except _Refuses as refused:
-                raise ConnectionError(f"HTTP {refused}") from refused
+                raise refused.of_client() from None
 
         def wait_for_job_run_status(self, run_id: int, account_id: int, **_: Any) -> bool:
             return self.get_job_run_status(run_id, account_id) == words["success"]
 
     def task() -> Any:
         operator = guarded(DbtCloudRunJobOperator)(
-            task_id="job", job_id=7, account_id=1, guard=Guard(key="etl", namespace="jobs")
+            task_id="job", job_id=7, account_id=1, guard=RULES, deferrable=vendor.deferrable
         )
         operator.__dict__["hook"] = Hook()
         return operator
@@ -156,14 +187,16 @@ def glue() -> Vendor:
         conn_partition = "aws"
 
         def initialize_job(self, *_: Any) -> dict[str, str]:
-            vendor.submits += 1
-            return {"JobRunId": f"jr_{vendor.submits}"}
+            try:
+                return {"JobRunId": f"jr_{vendor.submit()}"}
+            except _Refuses as refused:
+                raise throttled(refused, "StartJobRun") from None
 
         def get_job_state(self, name: str, run: str) -> str:
             try:
                 return words[vendor.state()]
             except _Refuses as refused:
-                raise ConnectionError(f"HTTP {refused}") from refused
+                raise throttled(refused, "GetJobRun") from None
 
         def job_completion(self, name: str, run: str, *_: Any) -> dict[str, str]:
             if (state := self.get_job_state(name, run)) != "SUCCEEDED":
@@ -171,14 +204,24 @@ def glue() -> Vendor:
             return {"JobRunState": state, "JobRunId": run}
 
     def task() -> Any:
-        operator = guarded(GlueJobOperator)(
-            task_id="job", job_name="etl", script_location="s3://b/s.py", guard=Guard(key="etl", namespace="jobs")
-        )
+        operator = guarded(GlueJobOperator)(task_id="job", job_name="etl", script_location="s3://b/s.py", guard=RULES)
         operator.__dict__["hook"] = Hook()
         return operator
 
     vendor.task = task
     return vendor
+
+
+def throttled(refused: _Refuses, operation: str) -> ClientError:
+    code = "ThrottlingException" if refused.args[0] == TOO_MANY else "InternalServiceException"
+    told: Any = {
+        "Error": {"Code": code, "Message": "said the vendor"},
+        "ResponseMetadata": {
+            "HTTPStatusCode": 400 if refused.args[0] == TOO_MANY else refused.args[0],
+            "RetryAttempts": 0,
+        },
+    }
+    return ClientError(told, operation)
 
 
 @pytest.fixture(params=["livy", "dbt", "glue"])
@@ -214,3 +257,53 @@ def test_p03_r30_a_job_that_failed_for_good_is_submitted_anew_by_the_next_try(ai
     assert (jobs.submits, airflow.record().state) == (1, State.FAILED)
     assert tried(airflow, jobs, "success").states == {"job": "success"}
     assert jobs.submits == 2
+
+
+def opened(airflow: Any) -> None:
+    assert airflow.ledger.open_gate("wall", rate=1000, actor="person:t", reason="raised") == "ok"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_p06_r45_told_to_wait_while_polling_it_keeps_the_job_and_pauses(airflow: Any, jobs: Vendor) -> None:
+    first = tried(airflow, jobs, TOO_MANY)
+    record = airflow.record()
+    assert (record.state, first.states) == (State.PAUSED, {"job": "up_for_reschedule"}), first.log
+    (call,) = airflow.ledger.calls(record.id)
+    assert (call.submitted, bool(call.external_id)) == (True, True)
+    assert [gate["name"] for gate in airflow.ledger.gates()] == ["wall"]
+    opened(airflow)
+    second = tried(airflow, jobs, "success")
+    assert (second.states, jobs.submits) == ({"job": "success"}, 1), second.log
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_p06_r45_told_to_wait_while_submitting_it_pauses_and_submits_once(airflow: Any, jobs: Vendor) -> None:
+    jobs.busy = True
+    first = tried(airflow, jobs, "success")
+    record = airflow.record()
+    assert (record.state, record.effect) == (State.PAUSED, Effect.NOT_APPLIED), first.log
+    assert [gate["name"] for gate in airflow.ledger.gates()] == ["wall"]
+    jobs.busy = False
+    opened(airflow)
+    second = tried(airflow, jobs, "success")
+    assert (second.states, jobs.submits) == ({"job": "success"}, 1), second.log
+
+
+@pytest.mark.parametrize("told", ["too many", "dead"])
+@pytest.mark.filterwarnings("ignore")
+def test_p06_r45_a_deferred_job_is_attached_to_again_whatever_came_after_the_deferral(
+    airflow: Any, dbt: Vendor, told: str
+) -> None:
+    """Its trigger says that it failed; the operator asks for the details, and is told to wait, or believes it."""
+    dbt.deferrable, dbt.states, dbt.details = True, ["running"], TOO_MANY if told == "too many" else 0
+    with airflow.dag() as dag:
+        dbt.task()
+    with begun(dag) as task:
+        assert task.enter() == "deferred"
+        assert task.enter({"status": "error", "run_id": 1, "message": "it failed"}) == "deferred", airflow.log()
+        assert airflow.record().state is (State.IN_DOUBT if told == "dead" else State.PAUSED)
+        if told == "too many":
+            opened(airflow)
+        dbt.states = ["success" if told == "too many" else "dead"]
+        assert task.enter() == ("success" if told == "too many" else "failed"), airflow.log()
+    assert dbt.submits == 1

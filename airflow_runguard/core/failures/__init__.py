@@ -64,6 +64,7 @@ def classify(
     effect_kind: str = "write",
     now: datetime | None = None,
     rules: Iterable[Rule | Family] = (),
+    one_request: bool = False,
 ) -> Failure:
     """Say what an error means. Never raises, calls nobody, changes nothing.
 
@@ -75,8 +76,10 @@ def classify(
     :param effect_kind: ``"read"`` where repeating the call is harmless by nature; anything else is a write.
     :param now: the time to count a vendor's date against where the response has no ``Date`` of its own.
     :param rules: rules or families of one's own, asked before all others.
+    :param one_request: what raised it asks the vendor once by its contract (a hook's submit). Then an
+        ``AirflowException`` that was raised while handling the answer only tells it again, also without ``from``.
     """
-    return decide(error, effect_kind=effect_kind, now=now, rules=rules).failure
+    return decide(error, effect_kind=effect_kind, now=now, rules=rules, one_request=one_request).failure
 
 
 def classify_result(
@@ -120,29 +123,37 @@ def decide(
     effect_kind: str = "write",
     now: datetime | None = None,
     rules: Iterable[Rule | Family] = (),
+    one_request: bool = False,
 ) -> Decision:
     """:func:`classify`, with the rule that decided."""
     writes = effect_kind != "read"
     try:
         book = with_rules(tuple(rules)) if rules else installed()
-        return _Case(error, book, now).decide(writes)
+        return _Case(error, book, now, one_request).decide(writes)
     except Exception as trouble:
         return _unreadable("error", trouble, writes=writes)
 
 
 def hidden_retries(value: object) -> str:
-    """What a call's result tells of requests that its client repeated, and the switch that ends it; '' for nothing.
+    """What a call's result or error tells of requests that its client repeated, and the switch that ends it; '' for
+    nothing.
 
-    Reads responses and botocore's answers, which keep count; other results keep none. Never raises.
+    Of results, responses and botocore's answers keep count; of errors, those whose client, response or traceback does
+    (docs/classifier.md). A client that tells nobody is not seen. Attempts that never reached the vendor do not count.
+    Never raises.
     """
     try:
-        made = attempts_before(frozenset(), {"response": value}, gather(value, RESPONSE), answered=False)
-        told = [
-            *made.unproven,
-            *(f"a request before it ended with {type_key(type(error))}" for error in made.errors),
-            *(f"a request before it was answered with HTTP {status}" for status in made.statuses),
-        ]
-        return "; ".join(told)[:_MAX_EVIDENCE]
+        if isinstance(value, BaseException):
+            found = [sighting.attempts for sighting in evidence.walk(value)[0]]
+            told = [line for made in found for line in made.counted]
+        else:
+            found = [attempts_before(frozenset(), {"response": value}, gather(value, RESPONSE), answered=False)]
+            told = [*found[0].unproven]
+        for made in found:
+            left = [error for error in made.errors if classify(error).effect is UNKNOWN]
+            told += [f"a request before it ended with {type_key(type(error))}" for error in left]
+            told += [f"a request before it was answered with HTTP {status}" for status in made.statuses]
+        return "; ".join(dict.fromkeys(told))[:_MAX_EVIDENCE]
     except Exception:
         return ""
 
@@ -156,8 +167,8 @@ def _unreadable(what: str, trouble: Exception, *, writes: bool) -> Decision:
 class _Case:
     """One error with all that is around it, while it is judged."""
 
-    def __init__(self, error: BaseException, book: Book, now: datetime | None) -> None:
-        self.book = book
+    def __init__(self, error: BaseException, book: Book, now: datetime | None, one_request: bool = False) -> None:
+        self.book, self.one_request = book, one_request
         self.sightings, self.complete = evidence.walk(error)
         self.now = now
         self.waits: dict[Sighting, float | None] = {}
@@ -228,7 +239,7 @@ class _Case:
 
     def _doubts(self, voice: Sighting) -> list[str]:
         """Every reason why the voice's word does not hold for the whole call."""
-        doubts = [] if voice.spoken_for else [_CONTEXT_ONLY]
+        doubts = [] if voice.spoken_for or self._is_retold(voice) else [_CONTEXT_ONLY]
         if not self.complete:
             doubts.append(f"there are more than {evidence.MAX_ERRORS} errors around it, not all were read")
         silent = self._silent() if len(self.sightings) > 1 else ()
@@ -244,6 +255,12 @@ class _Case:
                 if answered is None or answered.effect is not NOT_APPLIED:
                     doubts.append(f"an earlier attempt or redirect was answered with HTTP {status}")
         return list(dict.fromkeys(doubts)) if doubts else doubts
+
+    def _is_retold(self, voice: Sighting) -> bool:
+        """Whether the error around this one only tells it again in a hook's words, and nothing was asked in between."""
+        outermost = self.sightings[0]
+        told = type_key(type(outermost.error)) == "airflow.AirflowException" and voice.parent is outermost
+        return self.one_request and told
 
     def _silent(self) -> set[Sighting]:
         """Grouped errors and earlier attempts of which neither they nor their causes say anything."""

@@ -76,6 +76,8 @@ class Attempts:
     errors: list[BaseException] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
     unproven: list[str] = field(default_factory=list)
+    counted: list[str] = field(default_factory=list)
+    """Of those, what is no mere possibility: requests were repeated, and the client says how many."""
 
     def count(self, retries: object, client: str) -> None:
         """Take in a bare number of retries, which proves nothing about any of them."""
@@ -84,9 +86,10 @@ class Attempts:
             self.unproven.append(f"how often {client} repeated the request cannot be read: {SWITCHES[client]}")
         elif number > 0:
             plural = "y" if number == 1 else "ies"
-            self.unproven.append(
+            self.counted.append(
                 f"{client} made {number} hidden retr{plural}, which nothing proves harmless: {SWITCHES[client]}"
             )
+            self.unproven.append(self.counted[-1])
 
     def allowed(self, retries: object, client: str) -> None:
         """Take in how many retries a client was allowed, where it does not say how many it made."""

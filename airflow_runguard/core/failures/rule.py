@@ -90,6 +90,9 @@ class Rule:
     wrapper: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("types", "statuses", "codes", "also"):  # rules are looked up by their content
+            if isinstance(getattr(self, name), set | list):
+                object.__setattr__(self, name, frozenset(getattr(self, name)))
         for pattern in (self.text, self.code_like):
             if pattern and not pattern.flags & re.IGNORECASE and re.search(r"(?<!\\)[A-Z]", pattern.pattern):
                 raise ValueError(f"Rule {self.name} would never match: write {pattern.pattern!r} in lower case.")
@@ -135,6 +138,10 @@ class Family:
     codes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        for name in ("packages", "codes"):
+            object.__setattr__(self, name, frozenset(getattr(self, name)))
+        for name in ("hosts", "headers"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         sourced = tuple(rule if rule.source else replace(rule, source=self.source) for rule in self.rules)
         object.__setattr__(self, "rules", sourced)
 

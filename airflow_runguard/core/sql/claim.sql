@@ -35,7 +35,7 @@ begin
      where c.record_id = r.id and c.generation = r.generation and c.state = 'started';
     update runguard.record set state = 'in_doubt', effect = 'unknown', failure_class = 'unknown',
            first_unknown_at = coalesce(first_unknown_at, clock_timestamp()),
-           needs_person = (on_doubt = 'ask'), lease_until = null, hold_until = null, handed_over = false,
+           needs_person = (on_doubt = 'ask'), lease_until = null, hold_until = null, handed_over = false, resume_at = null,
            error = p_reason
      where id = r.id returning * into r;
     perform runguard.book(r, 'in_doubt', p_actor, p_reason);
@@ -296,7 +296,10 @@ begin
             end if;
             reenters := r.handed_over and r.ti_id = p_ti_id and p_ti_id <> '';
             expired := r.lease_until <= now;
-            if not reenters and not expired then
+            if reenters and r.resume_at > now then      -- it keeps its place, and was told when
+                verdict := 'paused';
+                until := r.resume_at;
+            elsif not reenters and not expired then
                 verdict := 'busy';
                 until := r.lease_until;
                 holder := runguard.holder_of(r);
@@ -431,7 +434,7 @@ begin
          where k.id = r.id returning * into r;
         if p_calls = 'body' and reenters then
             -- The body goes on where it waited: its call stays open, under the new fence.
-            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time,
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time, resume_at = null,
                    gate_epoch = runguard.gate_epoch(p_deployment, p_gate)
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then

@@ -87,11 +87,13 @@ begin
     ), given as (
         select s.id, s.slot, s.resume_at as old,
                case when s.state = 'in_doubt' then least(s.resume_at, s.slot)
-                    else greatest(s.slot, (select max(c.resume_at) from runguard.call c
-                        where c.record_id = s.id and c.generation = s.generation and c.state = 'paused')) end as new
+                    else greatest(s.slot, (select max(c.resume_at) from runguard.call c where c.record_id = s.id
+                        and c.generation = s.generation and c.state in ('paused', 'started'))) end as new
           from spaced s
     ), moved as (
-        update runguard.record k set resume_at = n.new from given n where k.id = n.id and n.new <> n.old
+        update runguard.record k set resume_at = n.new,                 -- a holder that keeps its place stays the holder
+               lease_until = greatest(k.lease_until, case when k.state = 'running' then n.new + interval '10 minutes' end)
+          from given n where k.id = n.id and n.new <> n.old
     ) select max(n.slot) into v_last from given n;
     update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;
 end $$;
@@ -151,8 +153,8 @@ begin
     end if;
     -- Also of what waits no more (its budget of pauses is spent): that goes on when its task is cleared.
     update runguard.call c set resume_at = clock_timestamp() from runguard.record k
-     where k.deployment = p_deployment and k.gate = p_gate and k.state <> 'done'
-       and c.record_id = k.id and c.generation = k.generation and c.state = 'paused' and c.resume_at > clock_timestamp();
+     where k.deployment = p_deployment and k.gate = p_gate and k.state <> 'done' and c.record_id = k.id
+       and c.generation = k.generation and c.state in ('paused', 'started') and c.resume_at > clock_timestamp();
     perform runguard.respace(p_deployment, p_gate, clock_timestamp(), coalesce(g.rate, p_rate));
     insert into runguard.event (kind, actor, reason, detail) values ('gate_opened', p_actor, p_reason,
         json_build_object('gate', p_gate, 'deployment', p_deployment)::text);

@@ -168,7 +168,7 @@ begin
     if v_writing is distinct from 'repair' and runguard.contradiction(new) <> '' then   -- repair asks afterwards
         raise exception 'record %: %', new.id, runguard.contradiction(new) using errcode = 'check_violation';
     elsif v_writing in ('on', 'repair') then
-        new.resume_at := case when new.state in ('paused', 'in_doubt') then new.resume_at end;    -- only those wait
+        new.resume_at := case when new.state in ('paused', 'in_doubt') or new.handed_over then new.resume_at end;   -- only those wait
         new.updated_at := clock_timestamp();
         new.digest := runguard.record_digest(new);
     end if;

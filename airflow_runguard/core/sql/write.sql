@@ -7,7 +7,7 @@
 -- record's row like everything here, they write what the long way would, and find no row in any other case.
 --
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
--- when a paused one resumes)
+-- when one that waits for its quota resumes)
 -- and one of kind 'intent' for each intent (verdict: run | attach | replay | in_doubt | paused | gated | frozen | failed |
 -- open | lost).
 
@@ -149,6 +149,7 @@ declare
     target   text;
     v_event  bigint;
     v_until  timestamptz;
+    v_slot   timestamptz;                       -- until when it keeps its place in Airflow and waits for its quota
     v_spent  boolean := false;
     v_progress boolean := false;
     v_frozen text;
@@ -208,7 +209,8 @@ begin
             closed := closed + 1;
             booked := true;
             v_progress := v_progress or v_state = 'done';
-            if v_state = 'paused' and r.gate is not null then
+            if r.gate is not null and (v_state = 'paused' or (p_o_name[i] = 'body' and p_o_class[i] = 'quota'
+                                                              and p_o_resume_after[i] is not null)) then
                 perform runguard.close_gate(r.deployment, r.gate, v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)),
                                             p_rate, coalesce(c.gate_epoch, 0), p_actor, coalesce(p_o_error[i], ''));
             end if;
@@ -253,6 +255,24 @@ begin
         return query select 'intent', p_i_name[i], v_said, c.state, c.attempt, v_now,
             case when v_said in ('paused', 'gated') then c.resume_at else c.no_later_than end, c.result, c.result_missing, c.error, null::bigint;
     end loop;
+
+    if live and p_hand_over is not null and p_resume_after is not null then
+        v_slot := r.resume_at;                  -- its answer was lost
+        if v_slot is null then
+            update runguard.call k set resume_at = v_now + make_interval(secs => p_resume_after)
+             where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
+            if r.gate is not null then
+                perform runguard.close_gate(r.deployment, r.gate, c.resume_at, p_rate, coalesce(c.gate_epoch, 0), p_actor,
+                                            coalesce(p_error, ''));
+            end if;
+            v_slot := greatest(c.resume_at, runguard.reserve(r.deployment, r.gate, p_rate));
+            if runguard.pauses_are_spent(r, v_slot, p_max_pauses, p_max_pause) then
+                perform runguard.move_to_doubt(r, p_actor, runguard.pauses_spent_says(r, v_slot, p_max_pauses) || coalesce(p_error, ''));
+                return query select 'record', '', 'ok', 'in_doubt', null::integer, v_now, null::timestamptz, null::bytea, null::text, null::text, null::bigint;
+                return;
+            end if;
+        end if;
+    end if;
 
     target := r.state;
     if mine and (p_to is not null or not live) then
@@ -311,14 +331,16 @@ begin
                claims = case when booked or (opened > 0 and k.calls = 'batch') then 0 else k.claims end,  -- items count their own
                -- From now, and not from before it waited for its gate's row: nobody may take it for dead.
                lease_until = case when p_hand_over is null then least(clock_timestamp() + p_lease, k.hold_until)
-                                  else clock_timestamp() + p_hand_over end,
-               handed_over = p_hand_over is not null,
+                                  else coalesce(v_slot, clock_timestamp()) + p_hand_over end,
+               handed_over = p_hand_over is not null, resume_at = v_slot,
                no_later_than = case when k.open_calls - closed + opened > 0     -- it lives, so it may still send
                                     then greatest(k.no_later_than, clock_timestamp() + p_max_call_time)
                                     else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
-               pauses = case when v_progress then 0 else k.pauses end,
-               paused_since = case when v_progress then null else k.paused_since end,
+               pauses = case when v_progress then 0 when v_slot is not null and k.resume_at is null then k.pauses + 1
+                             else k.pauses end,
+               paused_since = case when v_progress then null when v_slot is not null then coalesce(k.paused_since, v_now)
+                                   else k.paused_since end,
                first_unknown_at = case when not booked or k.late_applied > 0 or k.calls = 'batch' then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
                      where x.record_id = k.id and x.generation = k.generation and x.state in ('started', 'in_doubt')) end
@@ -338,7 +360,7 @@ begin
                        when p_to is not null and r.state = p_to and r.fence = p_fence and r.generation = p_generation then 'ok'
                        else 'lost' end;
     end if;
-    return query select 'record', '', v_said, r.state, null::integer, v_now, coalesce(r.lease_until, r.resume_at), null::bytea, null::text, r.error, v_event;
+    return query select 'record', '', v_said, r.state, null::integer, v_now, coalesce(r.resume_at, r.lease_until), null::bytea, null::text, r.error, v_event;
 end $$;
 
 -- Settles what died without waiting for the next claim: an open or doubtful call -> in_doubt, nothing called -> pending.
