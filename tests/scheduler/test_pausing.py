@@ -7,6 +7,7 @@ of asking.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from demo.airflow_api import ApiError
 from demo.drive import PATIENCE, TASK, WAITS
 from demo.ground import Ground
 from demo.processes import wait_for
+from tests.scheduler import test_asking
 from tests.scheduler.test_asking import Asked
 
 pytestmark = [pytest.mark.scheduler, pytest.mark.timeout(900)]
@@ -140,6 +142,19 @@ def deleted(ground: Ground) -> Any:
     }
 
 
+def triggerer_killed(ground: Ground) -> Any:
+    """It runs alone: while no triggerer lives, other tasks would wait another way than their tests look for."""
+    drive = Paused(ground, "orphaned", "under_quota")
+    run_id = drive.pause()
+    drive.until_state(run_id, "deferred")
+    triggerer = ground.airflow.services["triggerer"]
+    triggerer.kill()
+    drive.open_gate()  # nobody lives who could wake it
+    triggerer.start()
+    state = drive.ended(run_id)
+    return {**drive.seen(run_id), "run": state, "charges": drive.vendor.charges(drive.customer)}
+
+
 SCENARIOS = (
     run_timed_out,
     in_a_pool_of_one,
@@ -195,3 +210,11 @@ def test_p06_its_run_deleted_while_it_waits_its_line_stays_and_the_next_run_does
     assert (end["record"], end["calls"]) == (State.PAUSED, 1)
     assert {"claimed", "paused"} & set(end["told"])
     assert (end["next run"], end["calls at last"]) == ("success", 2)
+
+
+def test_p06_killed_with_the_triggerer_that_watched_it_goes_on_with_the_next_one(ground: Ground, after: After) -> None:
+    for scenario in (*test_asking.SCENARIOS, *SCENARIOS):
+        with suppress(Exception):  # its own test tells
+            after(scenario)
+    end = triggerer_killed(ground)
+    assert end == {"task": "success", "tries": 1, "calls": 2, "record": State.DONE, "run": "success", "charges": 1}
