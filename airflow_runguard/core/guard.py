@@ -292,7 +292,9 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
             )
             return Waiting(why, left, record_id=guard.record_id, limited=False, keeps_place=True)
         if written.verdict == "ok":
-            return in_doubt(work.order, f"{said(error)}. {NO_MORE_PAUSES} A person decides.", on_doubt="ask", error=error)
+            return in_doubt(
+                work.order, f"{said(error)}. {NO_MORE_PAUSES} A person decides.", on_doubt="ask", error=error
+            )
     failure = (
         (guard.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
     )
