@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -369,7 +370,7 @@ def test_p07_a_documented_form_is_that_of_a_family() -> None:
         {"charge": {"status": "failed", "failure_code": "x"}},
         range(3),
     ],
-    ids=repr,
+    ids=lambda value: re.sub(r" at 0x\w+", "", repr(value)),
 )
 def test_p09_a_result_is_no_error(value: Any) -> None:
     assert classify_result(value, now=NOW) is None

@@ -163,22 +163,12 @@ def interrupted():
     charge([{"id": f"{INVOICE}/{number}"} for number in range(8)])
 
 
-@alone
-def under_quota_plain():
-    @task(retries=1, retry_delay=timedelta(seconds=2))
-    def charge(invoice: str) -> str:
-        return post_charge(invoice)
-
-    charge(INVOICE)
-
-
 asking()
 asking_briefly()
 under_quota()
 under_quota_in_a_pool()
 under_quota_one_at_a_time()
 under_quota_with_a_timeout()
-under_quota_plain()
 answered_at_once()
 booking()
 submitting()
