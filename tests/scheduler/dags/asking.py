@@ -6,7 +6,7 @@ import os
 from datetime import UTC, datetime, timedelta
 
 import requests
-from airflow.sdk import dag, get_current_context, task
+from airflow.sdk import dag, get_current_context
 from airflow.sdk.execution_time import hitl
 
 from airflow_runguard import GuardContext, ItemContext, Succeeded, guarded_batch_task, guarded_task
