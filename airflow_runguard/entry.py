@@ -222,7 +222,7 @@ class Entry(Ordering):
         if lost is not None and record.known_since < lost:  # nothing is attached to before a person has spoken
             return None
         calls = human.doubtful(ledger, record)
-        if not calls or not all(call.submitted for call in calls):
+        if not calls or not all(call.attachable for call in calls):
             return None
         jobs = ", ".join(call.external_id for call in calls)
         what = (

@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 class Submit(Protocol):
-    """Makes the one request that submits, and keeps its job's name (:meth:`GuardContext.submit_job`)."""
+    """Makes the request that submits, and keeps its job's name (:meth:`GuardContext.submit_job`)."""
 
-    def __call__(self, submit: Callable[[], T], name: Callable[[T], str], /) -> T: ...
+    def __call__(self, submit: Callable[[], T], name: Callable[[T], str], one_request: bool, /) -> T: ...
 
 
 class JobAdapter(Protocol):
@@ -50,6 +50,20 @@ def replaced(holder: Any, name: str, method: Callable[..., Any]) -> Iterator[Non
         object.__delattr__(holder, name)
 
 
+ONE_REQUEST = {
+    "airflow.providers.amazon.aws.operators.glue.GlueJobOperator",
+    "airflow.providers.amazon.aws.operators.redshift_data.RedshiftDataOperator",
+    "airflow.providers.apache.livy.operators.livy.LivyOperator",
+}
+"""Whose ``submit_job`` sends nothing after the request that submits, as far as it was read."""
+
+
+def _written_in(operator: Any, method: str) -> str:
+    """The class whose method an operator has."""
+    owner = next(kind for kind in type(operator).__mro__ if method in vars(kind))
+    return f"{owner.__module__}.{owner.__qualname__}"
+
+
 class ResumableJob:
     """Operators with ``ResumableJobMixin``."""
 
@@ -70,7 +84,7 @@ class ResumableJob:
         def submit_job(context: Any) -> Any:
             if known:
                 return json.loads(known)
-            return submit(lambda: real(context), json.dumps)
+            return submit(lambda: real(context), json.dumps, _written_in(operator, "submit_job") in ONE_REQUEST)
 
         return replaced(operator, "submit_job", submit_job)
 
@@ -93,7 +107,7 @@ class DbtCloudRun:
         def trigger_job_run(*args: Any, **kwargs: Any) -> Any:
             if known:
                 return hook.get_job_run(run_id=int(known), account_id=operator.account_id)
-            return submit(lambda: real(*args, **kwargs), lambda answer: str(answer.json()["data"]["id"]))
+            return submit(lambda: real(*args, **kwargs), lambda answer: str(answer.json()["data"]["id"]), True)
 
         return replaced(hook, "trigger_job_run", trigger_job_run)
 

@@ -237,12 +237,11 @@ class SqlTransaction:
             state, stored = self._reserved(marker, nonce)
         if state == "earlier":
             earlier = str(stored)
-            end = self._first_line(earlier)
-            if end == "undone":
+            state, stored = self.void(marker.key, marker.fence - 1)
+            if state == "newer":  # reserved under this very fence
+                state = {"undone": "void", "torn": "torn"}.get(self._first_line(earlier), "under_way")
+            if state == "void":
                 return self._reserved(marker, nonce, over=earlier)
-            if end == "torn":
-                self._note_torn(marker.key, earlier)
-            return {"torn": "torn"}.get(end, "under_way"), None
         return state, stored
 
     def _reserved(self, marker: Marker, nonce: str, over: str = "") -> tuple[str, str | None]:
@@ -364,7 +363,7 @@ class SqlTransaction:
             error = Superseded(
                 f"{self.conn_id}: the transaction of an earlier attempt is not over yet; nothing was begun"
             )
-            self._known = self._proven(error, "nothing was begun before the end of an earlier attempt's transaction")
+            self._known = self._unknown(error, "what the earlier attempt does in the end is not known")
         else:
             error = Superseded(f"{self.conn_id}: the marker {marker.key} is another attempt's")
             self._known = self._proven(error, "the marker is another attempt's, so nothing was begun")

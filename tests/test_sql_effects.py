@@ -346,6 +346,27 @@ def test_p05_a_sleeper_in_its_transaction_leaves_doubt_until_it_wakes_up_and_the
 
 
 @pytest.mark.parametrize("target", ["postgresql"], indirect=True)
+def test_p03_what_a_person_denied_is_in_doubt_again_while_the_sleeper_may_still_do_it(
+    target: Target, ledger_url: str, ledger: Ledger
+) -> None:
+    """It was not there when the person looked, since it was not committed: nobody may go on under another key."""
+    worker = Worker(target, ledger_url, "k", "in the transaction")
+    worker.freeze()
+    try:
+        (record,) = until(lambda: swept(ledger), lambda found: found[0].state is State.IN_DOUBT)
+        words = {"actor": "ann", "reason": "it is not there"}
+        assert ledger.resolve(record.id, "did_not_happen", call="book", force=True, **words) == "ok"
+        target.attempt(ledger_url, order(), booking(target))
+        assert ledger.list()[0].state is State.IN_DOUBT
+        assert ledger.accept_payload(record.id, **words) != "ok"
+    finally:
+        worker.thaw()
+    worker.go_on()
+    until(lambda: target.attempt(ledger_url, order(), booking(target)), lambda how: isinstance(how, guard.Done))
+    assert target.rows() == [(1, "k")]
+
+
+@pytest.mark.parametrize("target", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("on_doubt", ["ask", "replay"])
 def test_p03_a_statement_that_commits_by_itself_and_outlives_its_process_is_a_persons(
     target: Target, ledger_url: str, ledger: Ledger, on_doubt: str

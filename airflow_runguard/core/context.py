@@ -313,16 +313,18 @@ class GuardContext:
         """The job that an earlier try of this body submitted; '' = none."""
         return self._writer.external_id(BODY).result()
 
-    def submit_job(self, submit: Callable[[], T], name: Callable[[T], str]) -> T:
-        """Make the one request by which this body submits its job, and keep the job's name before anything else.
+    def submit_job(self, submit: Callable[[], T], name: Callable[[T], str], one_request: bool) -> T:
+        """Make the request by which this body submits its job, and keep the job's name before anything else.
 
-        :param submit: what it raises is the answer to that request, whose word about the effect counts.
         :param name: the job's name at the vendor, from what ``submit`` returned.
+        :param one_request: what ``submit`` raises is the answer to the one request that it makes, whose word about the
+            effect counts. Else it may have come after the job was submitted.
         """
         try:
             answer = submit()
         except BaseException as error:
-            self._unsubmitted.append(error)
+            if one_request:
+                self._unsubmitted.append(error)
             raise
         self.keep_job(name(answer))
         return answer

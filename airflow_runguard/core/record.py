@@ -467,7 +467,9 @@ class Call:
     evidence: str
     external_id: str
     submitted: bool
-    """``external_id`` names a job that a later holder attaches to."""
+    """``external_id`` names a job that was submitted."""
+    attachable: bool
+    """A later holder attaches to that job, and sends nothing."""
     earlier_key: bool
     """In doubt, since a stale holder says that it was applied, perhaps under a vendor key before the present one."""
     intent: Mapping[str, Any]

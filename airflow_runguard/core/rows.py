@@ -374,6 +374,7 @@ def call_of(row: Mapping[str, Any]) -> Call:
         evidence=row["evidence"],
         external_id=row["external_id"] or "",
         submitted=row["submitted"],
+        attachable=row["submitted"] and not row["final"] and not row["earlier_key"],
         earlier_key=row["earlier_key"],
         intent=object_of(row["intent"] or "{}"),
         result_missing=row["result_missing"] or "",

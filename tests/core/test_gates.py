@@ -501,6 +501,22 @@ def test_p06_who_keeps_its_place_stays_its_holder_however_late_its_slot_becomes(
     early, other = ledger.claim(what, engine.holder(ti_id=who.ti_id)), ledger.claim(what, engine.holder())
     assert (early.verdict, early.until, other.verdict) == (Verdict.PAUSED, record.resume_at, Verdict.BUSY)
     open_gate(ledger, rate=1000)
+    opened = record_of(ledger, held)
+    assert opened.lease_until is not None
+    assert opened.lease_until < tomorrow() - timedelta(hours=12), "else a task that was cleared would wait for it a day"
+    wait_until(lambda: ledger.due([record.id]) == {record.id}, "its slot has come")
+    close(ledger)
+    stopped = ledger.claim(what, engine.holder(ti_id=who.ti_id))
+    assert stopped.verdict is Verdict.PAUSED
+    assert stopped.until is not None
+    assert stopped.until >= gate(ledger)["closed_until"]
+    stands = record_of(ledger, held)
+    assert stands.lease_until is not None
+    assert stands.lease_until > stopped.until, "it is stopped where it stands, and nobody takes it for dead"
+    open_gate(ledger, rate=1000)
+    ledger.freeze("all", actor="ann", reason="an incident")
+    assert ledger.claim(what, engine.holder(ti_id=who.ti_id)).verdict is Verdict.FROZEN
+    ledger.thaw("all", actor="ann", reason="over")
     wait_until(lambda: ledger.due([record.id]) == {record.id}, "its slot has come")
     back = ledger.claim(what, engine.holder(ti_id=who.ti_id))
     assert (back.verdict, back.reentered) == (Verdict.RUN, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -228,3 +229,36 @@ def test_p08_what_a_holder_said_of_a_broken_line_counts_when_it_is_repaired(
     break_line(sql, held)
     assert repaired(ledger, held, "pending") == "ok"
     assert state_of(ledger, held.order) is State.PENDING, "it was heard before"
+
+
+@pytest.mark.parametrize("changed", ["renamed", "payload accepted"])
+def test_p03_what_was_applied_before_its_name_or_payload_changed_is_not_denied_under_the_new_one(
+    ledger: Ledger, sql: SQL, changed: str
+) -> None:
+    """A look-up would ask by the new key or the new amount, and what was charged went under the old one."""
+    first = stale(ledger, sql, "reconcile")
+    if changed == "renamed":
+        new = fresh()
+        assert ledger.rename(first.id, namespace="billing", key=new, **WORDS) == "ok"
+        first = replace(first, order=replace(first.order, identity=engine.identity(new)))
+    else:
+        assert ledger.accept_payload(first.id, **WORDS) == "ok"
+    first.outcome("charge")
+    books.long_ago(sql, first.id)
+    assert state_of(ledger, first.order) is State.IN_DOUBT
+    assert settled_by_a_look_up(ledger, first) == ["still_unknown"]
+    assert ledger.claim(first.order, engine.holder()).verdict is Verdict.IN_DOUBT
+
+
+def test_p03_a_job_of_another_key_than_the_one_that_was_applied_is_a_persons(ledger: Ledger, sql: SQL) -> None:
+    """Nobody attaches to it, so its task must not wait for it either."""
+    first = stale(ledger, sql, "ask")
+    assert ledger.claim(first.order, engine.holder()).verdict is Verdict.RUN
+    second = record_of(ledger, first)
+    assert (second.state, [call.attachable for call in ledger.calls(first.id)]) == (State.RUNNING, [False])
+    for earlier_key in (True, False):
+        with sql.transaction():
+            sql.execute("select runguard.open_for_writing()")
+            job = "update runguard.call set submitted = true, external_id = 'j', earlier_key = %s where record_id = %s"
+            sql.execute(job, [earlier_key, first.id])
+        assert [call.attachable for call in ledger.calls(first.id)] == [not earlier_key]

@@ -52,6 +52,11 @@ begin
     return r;
 end $$;
 
+-- Whether an entry takes up the job that this call submitted, and sends nothing.
+create or replace function runguard.attachable(c runguard.call) returns boolean language sql immutable as $$
+    select c.submitted and not c.final and not c.earlier_key
+$$;
+
 -- Starts one call under a held record whose row the caller has locked; books its intent in the call's own line.
 -- Says 'run'; 'attach' (it was submitted: take up the job of that external_id, and send nothing); or why neither:
 -- 'replay' (it is done), 'in_doubt', 'paused', 'open' (already under way under this fence), 'failed',
@@ -76,7 +81,7 @@ begin
     verdict := case
         -- An entry calls an item once, though its list may name it twice: what it heard of it stands until the next one.
         when r.calls = 'batch' and c.fence = r.fence and c.outcome_at is not null and c.state in ('failed', 'in_doubt') then c.state
-        when c.submitted and not c.final and not c.earlier_key and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
+        when runguard.attachable(c) and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
              or (c.state = 'paused' and c.resume_at <= v_now)) then 'attach'
         else case c.state
         when 'done' then case when c.result is null or sha256(c.result) = c.result_digest then 'replay' else 'broken' end
@@ -268,8 +273,8 @@ begin
             verdict := 'paused';
             until := r.resume_at;
         elsif r.state = 'in_doubt' then
-            select bool_and((k.submitted and not k.earlier_key) or runguard.may_resend(k, p_key_lifetime)),
-                   min(k.first_intent_at + p_key_lifetime) filter (where not k.submitted) into resend, forgets
+            select bool_and(runguard.attachable(k) or runguard.may_resend(k, p_key_lifetime)),
+                   min(k.first_intent_at + p_key_lifetime) filter (where not runguard.attachable(k)) into resend, forgets
               from runguard.call k
              where k.record_id = r.id and k.generation = r.generation and k.state = 'in_doubt';
             resend := coalesce(resend, false) and not lost and coalesce(r.resume_at < forgets, true);
@@ -299,6 +304,17 @@ begin
             if reenters and r.resume_at > now then      -- it keeps its place, and was told when
                 verdict := 'paused';
                 until := r.resume_at;
+            elsif reenters and r.resume_at is not null and (frozen is not null or runguard.gate_until(p_deployment, p_gate, true) is not null) then
+                if not locked then              -- it comes back to send, so it is stopped like what begins
+                    locked := true;
+                    perform runguard.open_for_writing();
+                    continue;
+                end if;
+                until := coalesce(runguard.gate_until(p_deployment, p_gate, true), now);
+                update runguard.record k set lease_until = greatest(k.lease_until, until + interval '10 minutes')
+                 where k.id = r.id returning * into r;
+                verdict := case when frozen is null then 'paused' else 'frozen' end;
+                reason := frozen;
             elsif not reenters and not expired then
                 verdict := 'busy';
                 until := r.lease_until;
@@ -409,7 +425,7 @@ begin
             -- What was submitted is attached to. The other open calls of a dead holder go out again under their own keys;
             -- what is unknown stays unknown.
             if exists (select from runguard.call k where k.record_id = r.id and k.generation = r.generation
-                          and k.state = 'in_doubt' and not k.submitted) then
+                          and k.state = 'in_doubt' and not runguard.attachable(k)) then
                 perform runguard.book(r, 'resend', p_actor, 'repeating was declared safe (on_doubt = replay)');
             else
                 perform runguard.book(r, 'attaches', p_actor);

@@ -92,7 +92,7 @@ begin
           from spaced s
     ), moved as (
         update runguard.record k set resume_at = n.new,                 -- a holder that keeps its place stays the holder
-               lease_until = greatest(k.lease_until, case when k.state = 'running' then n.new + interval '10 minutes' end)
+               lease_until = case when k.state = 'running' then n.new + interval '10 minutes' end
           from given n where k.id = n.id and n.new <> n.old
     ) select max(n.slot) into v_last from given n;
     update runguard.gate g set next_slot = coalesce(v_last, p_from) where g.deployment = p_deployment and g.name = p_gate;

@@ -326,7 +326,8 @@ end $$;
 -- Gives a record another name (a DAG was renamed). The vendor keys change with the name, so nothing may be under way.
 --
 -- The old name stays behind as a line that leads to the record, since an older run may still order under it: that is the
--- same order, and the vendor keys of that name are used. All done, it gives the same result back; anything else it refuses. Its
+-- same order, and the vendor keys of that name are used. All done, it gives the same result back; anything else it refuses, also
+-- a batch, whose list may have grown. Its
 -- generation is the last one that was sent under it, so that a person who reopens it gets vendor keys that are new.
 -- A record that goes back to a former name of its own trades names with the line that stands there.
 create or replace function runguard.rename(
@@ -370,10 +371,10 @@ begin
            payload_version = r.payload_version, payload_digest = r.payload_digest, payload_fields = r.payload_fields,
            payload_readable = r.payload_readable, dag_id = r.dag_id, task_id = r.task_id
       from (select 'done' as state, 'applied' as effect, null as failure_class, r.completeness, r.finished_at, r.result,
-                   r.result_digest, r.result_missing where r.state = 'done' and r.completeness = 'full'
+                   r.result_digest, r.result_missing where r.state = 'done' and r.completeness = 'full' and r.calls <> 'batch'
             union all
             select 'failed', 'unknown', 'planning', 'none', null, null, null, null
-             where r.state <> 'done' or r.completeness <> 'full') w
+             where r.state <> 'done' or r.completeness <> 'full' or r.calls = 'batch') w
      where k.id = former.id returning * into former;
     perform runguard.book(former, 'left_behind', p_actor, p_reason,
                           json_build_object('to', json_build_array(r.namespace, r.key))::text);

@@ -55,7 +55,7 @@ begin
     -- applied under an earlier key is neither sent again nor denied under the present one: a person decides.
     update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp() else c.first_unknown_at end,
            late_applied = true,
-           earlier_key = c.earlier_key or r.generation <> p_generation or (c.fence <> p_fence and c.attempt > 1)
+           earlier_key = c.earlier_key or r.generation <> p_generation or c.final or (c.fence <> p_fence and c.attempt > 1)
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state in ('started', 'in_doubt');
     if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
            where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state = 'in_doubt') then
