@@ -54,7 +54,12 @@ def after(ground: Ground) -> Iterator[Callable[[Callable[[Ground], Any]], Any]]:
     pool = ThreadPoolExecutor(6)
     try:
         scenarios = (*test_asking.SCENARIOS, *test_interrupted_batches.SCENARIOS, *test_pausing.SCENARIOS)
-        running = {scenario.__name__: pool.submit(scenario, ground) for scenario in scenarios}
-        yield lambda scenario: running[scenario.__name__].result()
+        running = {_name(scenario): pool.submit(scenario, ground) for scenario in scenarios}
+        yield lambda scenario: running[_name(scenario)].result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _name(scenario: Callable[[Ground], Any]) -> str:
+    """Of one in one file: pytest imports it under another package than this file does."""
+    return f"{scenario.__module__.rpartition('.')[2]}.{scenario.__name__}"

@@ -27,8 +27,9 @@ HOSTILE = '<img src=x onerror="window.top.hacked=1"><script>window.top.hacked=1<
 RUN = "run-of-pages"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    """Ends with its module: while it lives, Playwright's event loop runs in this thread, and no other can."""
     if CHROMIUM is None and os.environ.get("CI") != "true":
         pytest.skip("The pages are looked at in Chromium, which is not installed: apt-get install chromium")
     from playwright.sync_api import sync_playwright
