@@ -367,7 +367,7 @@ COMMANDS = (
         (
             GATE,
             OneOf(
-                Argument("--per-second", dest="rate", metavar="N", type=_rate, help="so many"),
+                Argument("rate", nargs="?", metavar="N", type=_rate, help="so many a second"),
                 Argument("--default", action="store_true", help="[runguard] resume_rate again"),
             ),
         ),

@@ -149,7 +149,7 @@ def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
     if name == "quota close" and not (args.span or args.until):
         raise PlanningError("Say until when. Nothing was changed.", "Add --for 30m, or --until TIME.")
     if name == "quota rate" and not (args.rate or args.default):
-        raise PlanningError("Say how many a second. Nothing was changed.", "Add --per-second N, or --default.")
+        raise PlanningError("Say how many a second. Nothing was changed.", "Say a number, or --default.")
     if name == "db acknowledge-restore" and not (args.lost_since or args.nothing_lost):
         raise PlanningError(
             "Say what was lost, since what looks new may have been done in the time that is gone. Nothing was changed.",

@@ -32,7 +32,7 @@ def test_p13_a_gate_is_closed_shown_and_opened_by_name(ask: Type, ledger_url: st
     assert (gate["open"], gate["waiting"], gate["why"], gate["by"]) == (False, 1, "over the budget", "person:ann")
     shown = ask("quota", "show", "stripe").data
     assert [one["record"] for one in shown["records"]] == ["billing/a"]
-    assert ask("quota", "rate", "stripe", "--per-second", "2", "--reason", "slowly").code == 0
+    assert ask("quota", "rate", "stripe", "2", "--reason", "slowly").code == 0
     opened = ask("quota", "open", "stripe", "--reason", "paid")
     assert "2 of them go on each second" in opened.data["said"]
     assert ask("quota", "list").data["gates"][0]["open"] is True
