@@ -266,7 +266,7 @@ class BatchGuard(Guard):
 
 def checked_rules(rules: Any) -> tuple[Rule | Family, ...]:
     """:raises PlanningError: something of it is no rule, or cannot be looked up by its content."""
-    given = tuple(rules) if isinstance(rules, Sequence | set | frozenset) and not isinstance(rules, str) else (rules,)
+    given = tuple(rules) if isinstance(rules, Sequence) and not isinstance(rules, str) else (rules,)
     for rule in given:
         if not isinstance(rule, Rule | Family):
             raise PlanningError(
