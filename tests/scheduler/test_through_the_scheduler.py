@@ -75,7 +75,7 @@ def task_killed(drive: Drive) -> Seen:
     assert doubt.record == "in_doubt", doubt
     name, charge = f"billing/invoice/{drive.invoice}", '--result="as a person said"'
     drive.runguard("resolve", name, "--happened", "--call=charge", charge, "--reason=seen at the vendor")
-    drive.finish(run_id)
+    assert drive.ended(run_id) == "success", "nobody fills in its form: the caretaker wakes it"
     return seen(drive, doubt=doubt.log)
 
 
