@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import requests
+from airflow.sdk import BaseOperator
+from airflow.sdk.bases.resumablejobmixin import ResumableJobMixin
 from botocore.exceptions import ClientError
 
 from airflow_runguard import Guard, guarded
@@ -287,6 +289,46 @@ def test_p06_r45_told_to_wait_while_submitting_it_pauses_and_submits_once(airflo
     opened(airflow)
     second = tried(airflow, jobs, "success")
     assert (second.states, jobs.submits) == ({"job": "success"}, 1), second.log
+
+
+def test_p03_r30_a_submit_step_that_nobody_read_may_have_submitted_before_it_was_told_to_wait(airflow: Any) -> None:
+    """An operator of one's own that asks for its job's link after the POST, still in ``submit_job``, and is refused."""
+    vendor = Vendor(states=["success"])
+
+    class Own(ResumableJobMixin, BaseOperator):
+        def submit_job(self, context: Any) -> Any:
+            job = vendor.submit()
+            if job == 1:
+                raise _Refuses(TOO_MANY).of_client()
+            return job
+
+        def get_job_status(self, external_id: Any, context: Any) -> str:
+            return str(vendor.state())
+
+        def is_job_active(self, status: str) -> bool:
+            return False
+
+        def is_job_succeeded(self, status: str) -> bool:
+            return status == "success"
+
+        def poll_until_complete(self, external_id: Any, context: Any) -> None:
+            return None
+
+        def get_job_result(self, external_id: Any, context: Any) -> Any:
+            return external_id
+
+        def execute(self, context: Any) -> Any:
+            return self.execute_resumable(context)
+
+    with airflow.dag() as dag:
+        guarded(Own)(task_id="job", guard=RULES)
+    first = airflow.once(dag)
+    record = airflow.record()
+    assert (record.state, record.effect) == (State.IN_DOUBT, Effect.UNKNOWN), first.log
+    with airflow.dag() as dag:
+        guarded(Own)(task_id="job", guard=RULES)
+    airflow.once(dag)
+    assert vendor.submits == 1
 
 
 @pytest.mark.parametrize("told", ["too many", "dead"])
