@@ -207,10 +207,15 @@ class SqlTransaction:
         found = self._voided(key, fence)
         if found.state != "void":
             return ("newer" if found.state == "open" else found.state), found.result
-        end = self._first_line(found.nonce) if found.nonce else "undone"
+        return self._shut(key, found.nonce) if found.nonce else "void", None
+
+    def _shut(self, key: str, nonce: str) -> str:
+        """``void`` where the transaction of an attempt is over, and nothing of it can be committed; else ``torn`` or
+        ``under_way``."""
+        end = self._first_line(nonce)
         if end == "torn":
-            self._note_torn(key, found.nonce)
-        return {"undone": "void", "torn": "torn"}.get(end, "under_way"), None
+            self._note_torn(key, nonce)
+        return {"undone": "void", "torn": "torn"}.get(end, "under_way")
 
     def _voided(self, key: str, fence: int) -> _Line:
         for last in (False, True):
@@ -239,7 +244,7 @@ class SqlTransaction:
             earlier = str(stored)
             state, stored = self.void(marker.key, marker.fence - 1)
             if state == "newer":  # reserved under this very fence
-                state = {"undone": "void", "torn": "torn"}.get(self._first_line(earlier), "under_way")
+                state = self._shut(marker.key, earlier)
             if state == "void":
                 return self._reserved(marker, nonce, over=earlier)
         return state, stored

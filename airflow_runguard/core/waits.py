@@ -24,9 +24,8 @@ class Waits(Seam):
 
     def due(self, ids: Sequence[int]) -> set[int]:
         """Which of these records a waiting task may look at again."""
-        many = (
-            "{" + ",".join(map(str, ids)) + "}"
-        )  # a list would be packed in Python, and keep a triggerer's loop waiting
+        # As a text: a list would be packed in Python, and keep a triggerer's loop waiting.
+        many = "{" + ",".join(map(str, ids)) + "}"
         return {row["id"] for row in self._all("due", {"ids": many})}
 
     def listen(self) -> bool:
