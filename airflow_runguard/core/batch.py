@@ -6,7 +6,7 @@ A batch is many calls (its items) under one record. ``conduct.py`` plans and lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +159,26 @@ class Holding:
     def lost(self) -> Halt:
         why = f"This process was told to stop, or is no longer the holder of {self.claim.identity}"
         return Halt(why, Ended(f"{why}. Items that were not begun are not called.", retry=True))
+
+
+@dataclass(frozen=True, slots=True)
+class VendorKeys(Mapping[str, str]):
+    """The vendor key of each item of one call, made when it is asked for.
+
+    :param attempts: the items' attempts, by their keys.
+    """
+
+    holding: Holding
+    attempts: Mapping[str, int]
+
+    def __getitem__(self, name: str) -> str:
+        return self.holding.vendor_key(name, self.attempts[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.attempts)
+
+    def __len__(self) -> int:
+        return len(self.attempts)
 
 
 def few(names: Sequence[str]) -> str:

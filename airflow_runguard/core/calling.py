@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_runguard.core import keys
-from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, few
+from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, VendorKeys, few
 from airflow_runguard.core.context import never_ran
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
 from airflow_runguard.core.failures.book import installed
@@ -256,8 +256,8 @@ class Calling(Holding):
         return Waiting(f"{self.claim.identity} waits: {why}. {THAW}", record_id=self.claim.record_id, limited=False)
 
     def _arguments(self, granted: dict[str, tuple[Any, int]]) -> tuple[ItemContext, Any]:
-        vendor_keys = {key: self.vendor_key(key, attempt) for key, (_, attempt) in granted.items()}
-        context = ItemContext(self.claim.identity.key, vendor_keys)
+        attempts = {key: attempt for key, (_, attempt) in granted.items()}
+        context = ItemContext(self.claim.identity.key, VendorKeys(self, attempts))
         items = {key: item for key, (item, _) in granted.items()}
         return context, items if self.batch.bulk else next(iter(items.values()))
 
@@ -301,7 +301,7 @@ class Calling(Holding):
                 return Outcome(key, failure=wait, error=reason)
             case Applied(result=result):
                 value, failure = result, self._unfit(result)
-            case str() | bytes():  # a model's answer, say: data, and not an answer of a vendor to be read
+            case str() | bytes() | int() | float():  # a model's answer, say: data, and no answer of a vendor to be read
                 failure = self._unfit(value)
             case _:
                 self.guard.warn_of_repeats(key, value)

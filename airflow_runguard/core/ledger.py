@@ -13,7 +13,6 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 import psycopg
-from psycopg.rows import DictRow
 
 from airflow_runguard.core.errors import LedgerNotReady
 from airflow_runguard.core.people import People
@@ -59,7 +58,8 @@ from airflow_runguard.core.rows import (
     waiting_parameters,
     word_of,
 )
-from airflow_runguard.core.seam import UPGRADE, queries, sent
+from airflow_runguard.core.seam import UPGRADE, queries
+from airflow_runguard.core.sending import Sending
 from airflow_runguard.core.series import Before, Place
 from airflow_runguard.core.waits import Waits
 
@@ -80,7 +80,7 @@ class Ledger(People, Waits):
         if order.place is None:
             row: Mapping[str, Any] = self._one("claim", claim_parameters(order, holder))
         else:
-            row = self._carried(lambda connection: _claim_in_turn(connection, order, holder), whole=True)
+            row = self._carried(lambda send: _claim_in_turn(send, order, holder), whole=True)
         if row["verdict"] == Verdict.REPLAY:
             return replay_of(order.identity, row)
         if row["verdict"] == Verdict.PREVIOUS:
@@ -428,28 +428,27 @@ def _of_places(places: Sequence[Place]) -> dict[str, list[Any]]:
     return {name: [getattr(place, name) for place in places] for name in columns}
 
 
-def _claim_in_turn(connection: psycopg.Connection[DictRow], order: Order, holder: Holder) -> Mapping[str, Any]:
+def _claim_in_turn(send: Sending, order: Order, holder: Holder) -> Mapping[str, Any]:
     """The claim of a record of a series, and its turn and place there, in the transaction that the caller ends."""
     assert order.place is not None
     place = place_parameters(order.place, order.identity, str(holder))
     while True:
         may_run = True
         if order.place.waits:
-            (turn,) = sent(connection, queries()["take_turn"], place)
+            (turn,) = send(queries()["take_turn"], place)
             if turn["verdict"] != "go":
                 return {**turn, "verdict": Verdict.PREVIOUS, "so": turn["verdict"]}
             may_run = turn["standing"] != "replay"
         refused = ""
-        with connection.transaction():  # of its own: undone where it may not stand
-            (row,) = sent(connection, queries()["claim"], claim_parameters(order, holder))
+        with send.connection.transaction():  # of its own: undone where it may not stand
+            (row,) = send(queries()["claim"], claim_parameters(order, holder))
             runs = row["verdict"] == Verdict.RUN
             if not row["record_id"]:
                 return row
             elif runs and not may_run:  # it was done, and a person reopened it since: look again
                 refused = "again"
                 raise psycopg.Rollback
-            (taken,) = sent(
-                connection,
+            (taken,) = send(
                 queries()["take_place"],
                 {**place, "record_id": row["record_id"], "waits": order.place.waits and runs},
             )

@@ -8,20 +8,17 @@ write by its fence.
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel
-from psycopg.abc import Buffer
 from psycopg.rows import DictRow, dict_row
-from psycopg.types.datetime import TimestamptzBinaryLoader
 
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
+from airflow_runguard.core.sending import Sending
 
 T = TypeVar("T")
 Connect = Callable[[], "psycopg.Connection[Any]"]
@@ -42,17 +39,6 @@ def queries(name: str = "queries.sql") -> Mapping[str, str]:
     return dict(zip(blocks[::2], blocks[1::2], strict=True))
 
 
-class _Times(TimestamptzBinaryLoader):
-    """Times in binary, so that no DateStyle matters. ``None`` for one that Python cannot hold: only a damaged line has
-    it, and must not hide the others."""
-
-    def load(self, data: Buffer) -> datetime | None:  # type: ignore[override]
-        try:
-            return super().load(data)
-        except psycopg.DataError:
-            return None
-
-
 class Seam:
     """One connection to the book.
 
@@ -65,6 +51,7 @@ class Seam:
         self._connect = connect
         self.deployment = deployment
         self._connection: psycopg.Connection[DictRow] | None = None
+        self._sending: Sending | None = None
         self._explicit = False
         self.installation = ""
         self.epoch = 0
@@ -85,9 +72,9 @@ class Seam:
 
     def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
         statement = self._statement(name)
-        return self._carried(lambda connection: sent(connection, statement, parameters))
+        return self._carried(lambda send: send(statement, parameters))
 
-    def _carried(self, send: Callable[[psycopg.Connection[DictRow]], T], *, whole: bool = False) -> T:
+    def _carried(self, send: Callable[[Sending], T], *, whole: bool = False) -> T:
         """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""
         sent = reconnected = False
         for _ in range(ATTEMPTS):
@@ -97,8 +84,8 @@ class Seam:
                 asked = True
                 if self._explicit or whole:
                     with connection.transaction():
-                        return send(connection)
-                return send(connection)
+                        return send(self._sending_on(connection))
+                return send(self._sending_on(connection))
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 if lost:
@@ -130,11 +117,14 @@ class Seam:
             connection.rollback()
             connection.autocommit = True
             connection.isolation_level = IsolationLevel.READ_COMMITTED
-            _name_statements_apart(connection)
             connection.row_factory = dict_row
-            connection.adapters.register_loader("timestamptz", _Times)
             self._connection = connection
         return self._connection
+
+    def _sending_on(self, connection: psycopg.Connection[DictRow]) -> Sending:
+        if self._sending is None or self._sending.connection is not connection:
+            self._sending = Sending(connection)
+        return self._sending
 
     def _translated(self, error: psycopg.Error, sent: bool) -> Exception:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -147,19 +137,3 @@ class Seam:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
             return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
         return error
-
-
-def sent(connection: psycopg.Connection[DictRow], statement: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
-    return connection.execute(statement, parameters, binary=True).fetchall()
-
-
-def _name_statements_apart(connection: psycopg.Connection[Any]) -> None:
-    """Number this connection's prepared statements from a random start. Behind a pooler, another client's ``_pg3_0``
-    may be a different statement; under a name of our own it is ours or not there. psycopg has no setting for it: where
-    its counter is not found, nothing is prepared.
-    """
-    manager: Any = getattr(connection, "_prepared", None)
-    if isinstance(getattr(manager, "_prepared_idx", None), int):
-        manager._prepared_idx = secrets.randbits(60)
-    else:
-        connection.prepare_threshold = None

@@ -134,6 +134,9 @@ def decide(
         return _unreadable("error", trouble, writes=writes)
 
 
+_PLAIN = frozenset({type(None), bool, int, float, str, bytes, list, tuple})
+
+
 def hidden_retries(value: object) -> str:
     """What a call's result or error tells of requests that its client repeated, and the switch that ends it; '' for
     nothing.
@@ -142,6 +145,8 @@ def hidden_retries(value: object) -> str:
     (docs/classifier.md). A client that tells nobody is not seen. Attempts that never reached the vendor do not count.
     Never raises.
     """
+    if type(value) in _PLAIN or (type(value) is dict and "ResponseMetadata" not in value):
+        return ""  # what most functions return: data, and no client's response
     try:
         if isinstance(value, BaseException):
             found = [sighting.attempts for sighting in evidence.walk(value)[0]]
