@@ -12,6 +12,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
@@ -38,6 +39,10 @@ LAST_WORDS = 5.0
 """Seconds that calls under way are waited for when the task is being ended; then they are in doubt."""
 
 
+Asked = list[tuple[str, Any, str]]
+"""The items of one call: key, item, what people read of it."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Calling(Holding):
     """
@@ -52,6 +57,8 @@ class Calling(Holding):
     done: int = 0
     troubles: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _ready: deque[Asked] = field(default_factory=deque)
+    """What is called next, as far as it was made ready while the ledger wrote."""
     _ending: queue.SimpleQueue[threading.Thread] = field(default_factory=queue.SimpleQueue)
     """Workers that have nothing more to do."""
     _under_way: set[str] = field(default_factory=set)
@@ -68,6 +75,7 @@ class Calling(Holding):
             threading.Thread(target=copy_context().run, args=(run,), name=f"runguard-item-{n}", daemon=True)
             for n in range(count)
         ]
+        self.writer.meanwhile = self._make_ready
         installed()  # else the first outcome is booked a tenth of a second late: the classifier's rules are read for it
         try:
             for thread in threads:
@@ -133,8 +141,8 @@ class Calling(Holding):
         """One worker thread: no intent before it is free."""
         booked: list[Answer[Written]] = []
         try:
-            while chosen := self._take():
-                answers = self._intents(chosen)
+            while asked := self._take():
+                chosen, answers = self._intents(asked)
                 try:
                     granted = self._granted(chosen, [answer.result() for answer in answers])
                 except BaseException as error:
@@ -174,8 +182,8 @@ class Calling(Holding):
 
     async def _coroutine(self) -> None:
         booked: list[Answer[Written]] = []
-        while chosen := self._take():
-            answers = self._intents(chosen)
+        while asked := self._take():
+            chosen, answers = self._intents(asked)
             try:
                 granted = self._granted(chosen, [await answer.waited() for answer in answers])
             except BaseException as error:
@@ -195,24 +203,36 @@ class Calling(Holding):
         for task in self._tasks:
             task.cancel()
 
-    def _take(self) -> Chosen:
-        """What is called next; empty = nothing more. An item that the list names twice is not asked for again while it
-        is under way: the ledger would take the second asking for the first one's, repeated."""
+    def _take(self) -> Asked:
+        """What is called next; empty = nothing more."""
         with self._lock:
             if self.halt is None and not self.writer.may_call():
                 self.halt = self.lost()
-            while self.halt is None and (taken := self.spool.take(self.batch.bulk or 1)):
-                chosen = {key: item for key, item in taken if key not in self._under_way}
-                if chosen:
-                    self._under_way.update(chosen)
-                    return list(chosen.items())
-            return []
+            if self.halt is not None:
+                return []
+            return self._ready.popleft() if self._ready else self._next()
 
-    def _intents(self, chosen: Chosen) -> list[Answer[IntentAnswer]]:
-        def readable(item: Any) -> str:
-            return json.dumps(self.work.hide(keys.readable(_by_name(item))))
+    def _next(self) -> Asked:
+        """The next of the list, with what people read of it. An item that the list names twice is not asked for again
+        while it is under way: the ledger would take the second asking for the first one's, repeated."""
+        while taken := self.spool.take(self.batch.bulk or 1):
+            chosen = [(key, item) for key, item in dict(taken).items() if key not in self._under_way]
+            if chosen:
+                self._under_way.update(key for key, _ in chosen)
+                return [(key, item, json.dumps(self.work.hide(keys.readable(_by_name(item))))) for key, item in chosen]
+        return []
 
-        return [self.writer.intent(key, readable(item)) for key, item in chosen]
+    def _make_ready(self) -> None:
+        """One item for each worker."""
+        try:
+            with self._lock:
+                while self.halt is None and len(self._ready) < self._workers and (asked := self._next()):
+                    self._ready.append(asked)
+        except BaseException as error:
+            self.halt = self.halt or Halt(said(error), error=error)
+
+    def _intents(self, asked: Asked) -> tuple[Chosen, list[Answer[IntentAnswer]]]:
+        return [(key, item) for key, item, _ in asked], [self.writer.intent(key, shown) for key, _, shown in asked]
 
     def _not_asked(self, chosen: Chosen, error: BaseException) -> None:
         """Whatever ended the asking (a cancellation, a ledger out of reach): these items are not called."""

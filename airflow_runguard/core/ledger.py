@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, cast
 
@@ -127,12 +127,14 @@ class Ledger(People, Waits):
         hand_over: float | None = None,
         told: Failure | None = None,
         error: str = "",
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> Written:
         """Everything that a holder changes: renew, book outcomes, book intents, settle, hand over.
 
         :param intents: (name, readable arguments as JSON).
         :param hand_over: seconds for which the holder waits in Airflow (deferral) and may re-enter.
         :param told: the quota that it waits for, with the ``error`` that told of it; the seconds count from its slot.
+        :param meanwhile: done while the ledger writes items; does not raise.
         """
         held: dict[str, Any] = {
             "record_id": grant.record_id,
@@ -149,7 +151,7 @@ class Ledger(People, Waits):
         answers: dict[str, IntentAnswer] = {}
         plain = item_parameters(outcomes, intents, order.store_result)
         if order.calls == "batch" and settlement is None and (plain["done"] or plain["calls"]):
-            for row in self._all("write_items", {**held, **plain}):
+            for row in self._all("write_items", {**held, **plain}, meanwhile):
                 until, answered = row["at"] + timedelta(seconds=order.max_call_time), row["answered"] or ()
                 for name, attempt in zip(row["called"] or (), row["attempts"] or (), strict=True):
                     answers[name] = IntentAnswer("run", attempt, until, None, "")

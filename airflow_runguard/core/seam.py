@@ -70,9 +70,11 @@ class Seam:
     def _one(self, name: str, parameters: Mapping[str, Any]) -> DictRow:
         return self._all(name, parameters)[0]
 
-    def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[DictRow]:
+    def _all(
+        self, name: str, parameters: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None
+    ) -> Sequence[DictRow]:
         statement = self._statement(name)
-        return self._carried(lambda send: send(statement, parameters))
+        return self._carried(lambda send: send(statement, parameters, meanwhile))
 
     def _carried(self, send: Callable[[Sending], T], *, whole: bool = False) -> T:
         """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import select
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -56,9 +56,12 @@ class Sending:
         self._used: dict[str, Values] = {}
         self._prefix = secrets.token_hex(8)
 
-    def __call__(self, statement: str, parameters: Mapping[str, Any]) -> list[DictRow]:
+    def __call__(
+        self, statement: str, parameters: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[DictRow]:
         """The rows of one statement, whose parameters are ``%(name)s``.
 
+        :param meanwhile: done while the server works; does not raise.
         :raises psycopg.Error: it was refused, or the connection is lost.
         """
         text, names = numbered(statement)
@@ -72,7 +75,7 @@ class Sending:
                 self.connection.pgconn.send_query_params(text, packed, types, formats, Format.BINARY)
             else:
                 self.connection.pgconn.send_query_prepared(prepared, packed, formats, Format.BINARY)
-            result = self._answer()
+            result = self._answer(meanwhile)
             values.set_pgresult(result)
             columns = [(result.fname(n) or b"").decode() for n in range(result.nfields)]
             rows = values.load_rows(0, result.ntuples, lambda row: dict(zip(columns, row, strict=True)))
@@ -93,7 +96,7 @@ class Sending:
             self._names[which] = name
         return self._names[which]
 
-    def _answer(self) -> PGresult:
+    def _answer(self, meanwhile: Callable[[], None] = lambda: None) -> PGresult:
         """Wait for the server; a signal may end the waiting, and then the connection is of no more use."""
         server, ready = self.connection.pgconn, select.poll()
         ready.register(server.socket, select.POLLIN)
@@ -102,6 +105,7 @@ class Sending:
             ready.poll()
             server.consume_input()
             ready.modify(server.socket, select.POLLIN)
+        meanwhile()
         last: PGresult | None = None
         try:
             while True:

@@ -148,6 +148,8 @@ class Writer:
         self.ledger, self.order, self.holder = ledger, order, holder
         self.last_event = 0
         self._keep, self._hide = keep, hide
+        self.meanwhile: Callable[[], None] = lambda: None
+        """Done on the thread while the ledger writes items, since a batch's threads wait then; does not raise."""
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._stop = threading.Event()
         self._grant: Grant | None = None
@@ -384,7 +386,8 @@ class Writer:
         intents = [job.intent for job in group if job.intent]
         try:
             written = self._insist(
-                lambda: self._write(outcomes=outcomes, intents=intents), until=None if outcomes else self._lease_ends
+                lambda: self._write(outcomes=outcomes, intents=intents, meanwhile=self.meanwhile),
+                until=None if outcomes else self._lease_ends,
             )
         except psycopg.Error as error:
             if len(group) > 1:
