@@ -464,6 +464,25 @@ def test_the_readable_fields_are_bounded_json(order):
     assert len(text) <= keys.READABLE_TOTAL + 100
 
 
+class Fields(dict):
+    """A mapping that no short way is for."""
+
+
+_NAMES = st.sampled_from(["id", "password", "a b", "é", "", "n" * 201]) | st.text(max_size=3)
+_PARTS = (
+    st.sampled_from(
+        [None, True, 10**18, 1.5, "http://me:hush@h/x", "\ud800", "a\x00b", "x" * 200, "x" * 201, "\x01" * 200]
+    )
+    | st.text(max_size=5)
+    | st.integers()
+)
+
+
+@given(st.dictionaries(_NAMES, _PARTS, max_size=9))
+def test_the_short_way_of_showing_arguments_shows_what_the_long_way_does(arguments):
+    assert keys.readable(arguments) == keys.readable(Fields(arguments))
+
+
 def test_a_calls_arguments_are_shown_whatever_they_are():
     doubled: list[Any] = []
     for _ in range(60):

@@ -78,7 +78,8 @@ class Walk:
 
 @pytest.fixture
 def connection(ledger_url: str) -> Iterator[psycopg.Connection[Any]]:
-    with psycopg.connect(ledger_url) as opened:
+    # Nothing prepared: psycopg deallocates everything after a rollback of its own, also one to a savepoint.
+    with psycopg.connect(ledger_url, prepare_threshold=None) as opened:
         yield opened
 
 

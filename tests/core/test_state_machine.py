@@ -77,6 +77,25 @@ def test_p01_p03_p05_the_ledger_is_the_model_in_any_order_of_steps(
     )
 
 
+FOUND = {
+    "an answer about one call does not count as open what an earlier holder left": (
+        [("claim", 1), ("intent", 1, "pay"), ("intent", 1, "reserve"), ("release",)],
+        [("claim", 0), ("release",), ("resolve", "happened", "pay")],
+    )
+}
+
+
+@pytest.mark.parametrize("steps", FOUND.values(), ids=FOUND)
+def test_p05_the_ledger_is_the_model_where_the_soak_once_found_it_was_not(
+    steps: tuple[list[tuple[Any, ...]], ...], ledger: Ledger, sql: psycopg.Connection[Any]
+) -> None:
+    what = order("found", calls="explicit", on_doubt="replay", max_claims=10_000, **ENDLESS)
+    world = World(ledger, sql, what, ("reserve", "pay"), slots=3)
+    for step in itertools.chain(*steps):
+        assert step in world.actions()
+        world.do(step)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 def test_p01_p03_p05_soak_of_the_model(ledger: Ledger, sql: psycopg.Connection[Any]) -> None:

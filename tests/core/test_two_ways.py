@@ -78,8 +78,8 @@ def test_p01_the_body_of_a_new_key_is_begun_as_that_of_one_that_waited(ledger: L
 class LongWay(Ledger):
     """A ledger whose short ways find nothing that is plain."""
 
-    def _all(self, name: str, parameters: Mapping[str, Any]) -> Sequence[Any]:
-        return [] if name in ("settle_body", "write_items") else super()._all(name, parameters)
+    def _all(self, name: str, parameters: Mapping[str, Any], *meanwhile: Any) -> Sequence[Any]:
+        return [] if name in ("settle_body", "write_items") else super()._all(name, parameters, *meanwhile)
 
 
 @pytest.mark.parametrize("store_result", ["all", "digest", "none"])

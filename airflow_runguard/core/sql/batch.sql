@@ -31,7 +31,7 @@ begin
          where k.id = r.id returning * into r;
     elsif r.state = 'in_doubt' then
         update runguard.record k set open_calls = (select count(*) from runguard.call c where c.record_id = r.id
-               and c.generation = r.generation and c.state in ('started', 'in_doubt') and c.outcome_at is null)
+               and c.generation = r.generation and c.fence = r.fence and c.state in ('started', 'in_doubt') and c.outcome_at is null)
          where k.id = r.id returning * into r;
     end if;
     return r;

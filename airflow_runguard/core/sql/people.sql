@@ -74,7 +74,7 @@ begin
 
     if p_call is not null and v_left > 0 then
         update runguard.record set open_calls = (select count(*) from runguard.call c where c.record_id = r.id
-               and c.generation = r.generation and c.state in ('started', 'in_doubt') and c.outcome_at is null)
+               and c.generation = r.generation and c.fence = r.fence and c.state in ('started', 'in_doubt') and c.outcome_at is null)
          where id = r.id returning * into r;
     elsif p_answer = 'happened' and p_call is null then
         update runguard.record set state = 'done', effect = 'applied', failure_class = null, completeness = 'full',
