@@ -321,7 +321,8 @@ class Calling(Holding):
                 return Outcome(key, failure=wait, error=reason)
             case Applied(result=result):
                 value, failure = result, self._unfit(result)
-            case str() | bytes() | int() | float():  # a model's answer, say: data, and no answer of a vendor to be read
+            case _ if isinstance(value, str | bytes) or type(value) in (bool, int, float):
+                # A model's answer, say: data, and no answer of a vendor to be read.
                 failure = self._unfit(value)
             case _:
                 self.guard.warn_of_repeats(key, value)
