@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_runguard.core.record import (
+    FOR_GOOD,
     Call,
     CallState,
     Completeness,
@@ -99,7 +100,8 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         case State.PAUSED:
             return Standing(
                 f"It waits, and waiting will mend it: {_trouble(record)}. It did not happen.",
-                f"The task does, by itself, not before {when(record.resume_at, now)}",
+                f"The task does, by itself, {_not_before(record, now)}",
+                _wakes(record, now),
             )
         case State.FAILED if record.effect is Effect.NOT_APPLIED:
             return Standing(
@@ -200,13 +202,19 @@ def _observed(record: Record, now: datetime) -> Standing:
 
 
 def _running(record: Record, now: datetime) -> Standing:
-    assert record.lease_until is not None  # a running line without one is broken
-    if record.resume_at is not None and record.lease_until > now:
+    if (
+        record.resume_at is not None or record.lease_until is None
+    ):  # a time that Python does not know; else it is broken
+        late = (
+            f" It was to be back by {when(record.lease_until, now)}: while a freeze or its gate holds it back, that is "
+            "no death; else a sweep books that nobody knows whether it happened."
+            if record.lease_until is not None and record.lease_until <= now
+            else ""
+        )
         return Standing(
-            f"{record.holder} was told to wait after it had deferred, and keeps its place; {_open(record)}. It goes on "
-            f"at {when(record.resume_at, now)}.",
-            "Its task, which comes back by itself",
-            {"Its task is gone for good": command("release", record.identity, "--reason=…")},
+            f"{record.holder} was told to wait after it had deferred, and keeps its place; {_open(record)}.{late}",
+            f"Its task, which comes back by itself, {_not_before(record, now)}",
+            _wakes(record, now) | {"Its task is gone for good": command("release", record.identity, "--reason=…")},
         )
     if record.lease_until > now:
         return Standing(
@@ -276,8 +284,8 @@ def _batch(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     if record.state is State.PAUSED:
         return Standing(
             f"It waits, and waiting will mend it: {_trouble(record)}. What is done is not called again.",
-            f"The task does, by itself, not before {when(record.resume_at, now)}",
-            look,
+            f"The task does, by itself, {_not_before(record, now)}",
+            look | _wakes(record, now),
         )
     ended = "Not every item happened, which its author allows" if record.state is State.DONE else "It did not end"
     return Standing(
@@ -295,6 +303,23 @@ def _let_go(record: Record, calls: Sequence[Call]) -> dict[str, str]:
     gate = f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"
     let_go = gate if record.gate else command("resume", record.identity, "--reason=…")
     return {"The vendor lets it go on now; then clear the task": let_go}
+
+
+def _for_good(record: Record, now: datetime) -> bool:
+    return record.resume_at is None or (record.resume_at - now).total_seconds() > FOR_GOOD
+
+
+def _not_before(record: Record, now: datetime) -> str:
+    if _for_good(record, now):
+        return f"when somebody opens gate {record.gate}" if record.gate else "when somebody lets it go on"
+    return f"not before {when(record.resume_at, now)}"
+
+
+def _wakes(record: Record, now: datetime) -> dict[str, str]:
+    """What lets a record go on now that waits."""
+    if record.gate and _for_good(record, now):
+        return {"The vendor lets it go on now": f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"}
+    return {"It may go on now": command("resume", record.identity, "--reason=…")}
 
 
 def _open(record: Record) -> str:

@@ -19,14 +19,14 @@ from airflow_runguard import codec, commands, stops
 from airflow_runguard.config import settings
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.items import Selection
-from airflow_runguard.core.record import FailureClass, Record
+from airflow_runguard.core.record import FOR_GOOD, FailureClass, Record
 from airflow_runguard.core.rows import record_of
 from airflow_runguard.refusals import Refused
 from airflow_runguard.ui.access import ReaderDep, audit
 from airflow_runguard.ui.reading import BoardDep, Number, Text, seen, storable
 
 Data = dict[str, Any]
-LONGEST = timedelta(days=3660)
+LONGEST = timedelta(seconds=FOR_GOOD)
 """For which a gate is closed; beyond it lies a slip of the pen."""
 router = APIRouter(
     responses={409: {"description": "The ledger refused it; its sentence says why. Nothing was changed."}}

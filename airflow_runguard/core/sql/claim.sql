@@ -300,24 +300,25 @@ begin
                 exit;
             end if;
             reenters := r.handed_over and r.ti_id = p_ti_id and p_ti_id <> '';
-            expired := r.lease_until <= now;
+            expired := r.lease_until <= now and runguard.believed_until(r) <= now;
             if reenters and r.resume_at > now then      -- it keeps its place, and was told when
                 verdict := 'paused';
                 until := r.resume_at;
             elsif reenters and r.resume_at is not null and (frozen is not null or runguard.gate_until(p_deployment, p_gate, true) is not null) then
-                if not locked then              -- it comes back to send, so it is stopped like what begins
-                    locked := true;
-                    perform runguard.open_for_writing();
-                    continue;
+                if r.gate is distinct from p_gate then      -- since a deploy: that is where it waits, and what holds it
+                    if not locked then
+                        locked := true;
+                        perform runguard.open_for_writing();
+                        continue;
+                    end if;
+                    update runguard.record k set gate = p_gate where k.id = r.id returning * into r;
                 end if;
-                until := coalesce(runguard.gate_until(p_deployment, p_gate, true), now);
-                update runguard.record k set lease_until = greatest(k.lease_until, until + interval '10 minutes')
-                 where k.id = r.id returning * into r;
+                until := runguard.gate_until(p_deployment, p_gate, true);   -- it comes to send: stopped like what begins
                 verdict := case when frozen is null then 'paused' else 'frozen' end;
                 reason := frozen;
             elsif not reenters and not expired then
                 verdict := 'busy';
-                until := r.lease_until;
+                until := runguard.believed_until(r);
                 holder := runguard.holder_of(r);
             end if;
         end if;
@@ -449,8 +450,8 @@ begin
                                       else k.first_intent_at end
          where k.id = r.id returning * into r;
         if p_calls = 'body' and reenters then
-            -- The body goes on where it waited: its call stays open, under the new fence.
-            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time, resume_at = null,
+            -- The body goes on where it waited: its call stays open, under the new fence (and whether it was told to wait).
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time,
                    gate_epoch = runguard.gate_epoch(p_deployment, p_gate)
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then

@@ -307,7 +307,7 @@ select r.namespace, r.key, r.state, r.updated_at, r.error,
                                                            else r.updated_at end)::float8 as seconds
   from runguard.record r
  where r.deployment = %(deployment)s and r.state <> 'done' and r.renamed_to is null
-   and case r.state when 'running' then r.lease_until < clock_timestamp() - interval '10 minutes'
+   and case r.state when 'running' then runguard.believed_until(r) < clock_timestamp() - interval '10 minutes'
                     when 'paused' then r.resume_at < clock_timestamp() - interval '1 hour'
                     else r.updated_at < clock_timestamp() - make_interval(secs => %(stuck_after)s) end
  order by r.id limit %(limit)s

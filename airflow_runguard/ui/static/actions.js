@@ -16,7 +16,7 @@ export function actions(data, done) {
   const found = [];
   if (record.state === "broken") return [act("repair", repair)];
   if (record.state === "in_doubt" || (record.state === "failed" && record.effect !== "not_applied") || (record.state === "done" && record.result_missing)) found.push(act("resolve", resolve));
-  if (record.state === "paused") found.push(act("resume", resume));
+  if (record.state === "paused" || (record.state === "running" && record.resume_at)) found.push(act("resume", resume));
   if (record.state === "running") found.push(act("release", release));
   if (["done", "failed"].includes(record.state)) found.push(act("reopen", reopen));
   return found;
