@@ -131,9 +131,13 @@ class Transaction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A control-flow exception that means: the same task instance comes back within so many seconds."""
+    """A control-flow exception that means: the same task instance comes back within so many seconds.
+
+    :param anew: why it only begins to wait anew; '' = the work has gone on.
+    """
 
     seconds: float
+    anew: str = ""
 
 
 @dataclass(frozen=True, slots=True)
