@@ -252,7 +252,8 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     commands = {}
     if record.calls == "batch":
         commands["All of these happened"] = command("resolve", name, "--items=in_doubt --happened --reason=…")
-        commands["None of them did"] = command("resolve", name, "--items=in_doubt --did-not-happen --reason=…")
+        denied = f"--items=in_doubt --did-not-happen {_as_of(record)} --reason=…"
+        commands["None of them did"] = command("resolve", name, denied)
         commands["Only one of them did"] = command(
             "resolve", name, "--items=key=ITEM --happened --result=JSON --reason=…"
         )
@@ -262,12 +263,18 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         # Of an explicit task only the call is settled: what comes after it is still to be done.
         only, it = ("", "It") if call == "body" else (f" --call={shlex.quote(call)}", f"{call!r}")
         commands[f"{it} happened"] = command("resolve", name, f"--happened{only} --result=JSON --reason=…")
-        commands[f"{it} did not happen"] = command("resolve", name, f"--did-not-happen{only} --reason=…")
+        denied = f"--did-not-happen{only} {_as_of(record)} --reason=…"
+        commands[f"{it} did not happen"] = command("resolve", name, denied)
     return Standing(
         f"Nobody knows whether it happened: {_trouble(record)}. It is not sent again blindly.{which}{early}",
         f"A person, who looks it up at the vendor and says what is true{others}",
         {**commands, "Nobody can find out, leave it": command("resolve", name, "--failed --reason=…")},
     )
+
+
+def _as_of(record: Record) -> str:
+    """So that "it did not happen" does not deny what a stale holder reports while a person looks it up."""
+    return f"--as-of={record.updated_at.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
 
 
 def _batch(record: Record, calls: Sequence[Call], now: datetime) -> Standing:

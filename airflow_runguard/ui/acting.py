@@ -61,6 +61,9 @@ class Resolve(RecordChange):
     reference: Text | None = None
     result: Annotated[Any, Field(description="only with `happened`; left out = no result is known")] = None
     force: bool = False
+    as_of: Annotated[
+        AwareDatetime | None, Field(description="of the record, as it was looked at: later news are not answered")
+    ] = None
 
 
 class Reopen(RecordChange):
@@ -131,6 +134,7 @@ def resolve(board: BoardDep, who: ReaderDep, record_id: Number, body: Resolve) -
         result=result,
         reference=body.reference,
         force=body.force,
+        as_of=body.as_of,
     )
     audit(who, "resolve", row, answer=body.answer, call=body.call, reference=body.reference, reason=body.reason)
     return _answer(done)

@@ -78,7 +78,7 @@ export function resolve(data, done, call) {
     will: (values) => [resolveWill(values, call), questions.length ? T.resolve.form : "", record.observed ? T.resolve.observed : ""].filter(Boolean).join(" "),
     go: T.resolve.go,
     async send(values) {
-      const answer = await send(record, "resolve", resolveBody(values, call));
+      const answer = await send(record, "resolve", { ...resolveBody(values, call), as_of: record.as_of });
       await answerForms(record.id, questions, values);
       return answer;
     },
@@ -123,7 +123,7 @@ export function resolveMany(records, done) {
         try {
           const current = await get(`records/${record.id}`);
           const calls = values.answer === "failed" ? [] : inQuestion(current.record);
-          for (const call of calls.length ? calls : [undefined]) await send(record, "resolve", { ...body, call });
+          for (const call of calls.length ? calls : [undefined]) await send(record, "resolve", { ...body, call, as_of: record.as_of });
           place.dataset.done = "1";
           place.append(" ✓");
           await answerForms(record.id, current.questions, values);
