@@ -129,10 +129,9 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
 
 
 def _former_name(record: Record) -> Standing:
-    given = "gives the result of that back" if record.state is State.DONE else "is refused"
     return Standing(
         f"It is only a former name of {record.renamed_to}: what was ordered under it is that record. Whoever orders it "
-        f"under this name {given}, and nothing is called.",
+        "under this name is given the result of that, or is refused while there is none, and nothing is called.",
         "Nobody. A person may free the name for other work, which has vendor keys of its own",
         {
             "That record": command("explain", record.renamed_to or record.identity),
