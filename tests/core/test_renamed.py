@@ -81,7 +81,7 @@ def test_p03_an_order_under_a_former_name_never_calls(ledger: Ledger, state: Sta
 
 
 def test_p09_a_former_name_gives_back_what_its_record_is_now_and_not_what_it_was(ledger: Ledger) -> None:
-    """Refunded and ordered anew, it is not done: an older run that is cleared must not end well with the first charge."""
+    """Refunded and ordered anew, it is not done: an older run that is cleared must not end well with the old charge."""
     held = bring(ledger, State.DONE, engine.order(fresh()))
     renamed = rename(ledger, held, fresh())
     assert ledger.claim(held.order, engine.holder()).verdict is Verdict.REPLAY
