@@ -220,6 +220,12 @@ COMMANDS = (
             ITEMS,
             Argument("--reference", metavar="ID", help="the vendor's own name for it"),
             Argument("--force", action="store_true", help="with --did-not-happen: although it may still arrive"),
+            Argument(
+                "--as-of",
+                type=_moment,
+                metavar="TIME",
+                help="only what was in doubt then, as `explain` showed it: news since then are not answered",
+            ),
         ),
         changes=True,
     ),

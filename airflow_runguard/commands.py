@@ -115,10 +115,12 @@ def resolve(
     result: bytes | None = None,
     reference: str | None = None,
     force: bool = False,
+    as_of: datetime | None = None,
 ) -> Data:
     """Book what a person found out: ``happened``, ``did_not_happen``, or ``failed`` (leave it as it is).
 
     :param call: only this call; the task then goes on after it. The body of a task that is one call is all of it.
+    :param as_of: ``updated_at`` of the record as the person looked at it: what came into doubt since is not answered.
     """
     if call == BODY and record.calls == BODY:
         call = None
@@ -132,6 +134,7 @@ def resolve(
         reference=reference,
         force=force,
         seen_fence=record.fence,
+        known_by=as_of,
     )
     return changed(ledger, record, verdict)
 
@@ -177,6 +180,7 @@ def resolve_items(
     result: bytes | None = None,
     reference: str | None = None,
     force: bool = False,
+    as_of: datetime | None = None,
 ) -> Data:
     """:func:`resolve` for a selection of a batch's items. Those that may still arrive are left, and counted."""
     done = Items(ledger).resolve(
@@ -189,6 +193,7 @@ def resolve_items(
         reference=reference,
         force=force,
         seen_fence=record.fence,
+        known_by=as_of,
     )
     left = f" {done.left} may still arrive at the vendor, so they were left." if done.left else ""
     return _items_changed(ledger, record, done, f"{done.items} item(s) settled.{left}")

@@ -314,6 +314,7 @@ def _with_ledger(
                 reference=args.reference,
                 result=None if args.result is None else _as_stored(args.result),
                 force=args.force,
+                as_of=args.as_of,
                 **who,
             )
         case "reopen" if args.items:
@@ -330,6 +331,7 @@ def _with_ledger(
                 result=None if args.result is None else _as_stored(args.result),
                 reference=args.reference,
                 force=args.force,
+                as_of=args.as_of,
                 **who,
             )
         case "reopen":

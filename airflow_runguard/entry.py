@@ -28,7 +28,7 @@ from airflow.sdk.exceptions import (
     TaskDeferred,
 )
 
-from airflow_runguard import codec, human, jobs, measures, sqlguard
+from airflow_runguard import codec, deferrals, human, jobs, measures, sqlguard
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
 from airflow_runguard.core import keys, observe
@@ -73,6 +73,7 @@ class Entry(Ordering):
         asked_since: str | None = None,
         asked: human.Asked | None = None,
         answer: human.Answer | None = None,
+        starts_anew: bool = False,
     ) -> None:
         """
         :param resumes: the method and arguments with which a deferred operator goes on.
@@ -80,6 +81,7 @@ class Entry(Ordering):
         :param asked_since: when a person was first asked about it (ISO 8601).
         :param asked: what its form told of.
         :param answer: what the person said in Airflow's form.
+        :param starts_anew: it goes on by deferring to the trigger once more that came back with the quota.
         """
         super().__init__(operator, guard, context)
         self.resumes = resumes
@@ -87,6 +89,7 @@ class Entry(Ordering):
         self.asked_since = datetime.fromisoformat(asked_since) if asked_since else None
         self.asked = asked
         self.given = answer
+        self.starts_anew = starts_anew
         self.began = self.deferrable = False
         self.xcoms: dict[str, Any] = {}
 
@@ -335,6 +338,14 @@ class Entry(Ordering):
                         "The operator deferred to a trigger that ends the task by itself (end_from_trigger).",
                         "Switch that off, or do not guard this operator.",
                     ) from None
+                if self.guard.single_request and guard.body_is_call and not observed:
+                    deferrals.noted(deferral, hiding(settings()))
+                raise
+            except Exception as error:
+                if goes_on and self.resumes is not None and not observed:
+                    arguments, note = deferrals.taken(self.resumes[1])
+                    told = (arguments or {}).get("event")
+                    self.starts_anew = bool(note) and deferrals.tells(told, error, guard.told_to_wait)
                 raise
         return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
 
@@ -453,7 +464,12 @@ class Entry(Ordering):
                     not_before,
                 ),
                 method_name=PUT_OFF,
-                kwargs={"method": method, "kwargs": kwargs, "since": first.isoformat()},
+                kwargs={
+                    "method": method,
+                    "kwargs": kwargs,
+                    "since": first.isoformat(),
+                    "anew": method is not None and self.starts_anew,
+                },
             )
         self.say(logging.WARNING, f"{how.reason} Waiting; looking again in {delay:.0f} s.")
         raise AirflowRescheduleException(until)  # type: ignore[no-untyped-call]
@@ -479,7 +495,8 @@ class Entry(Ordering):
         """What Airflow's control-flow exceptions mean to the record: the one table."""
         match error:
             case TaskDeferred():
-                return core.HandOver(self._deadline(error.timeout))
+                anew = "its trigger came back with the quota, and is started anew" if self.starts_anew else ""
+                return core.HandOver(self._deadline(error.timeout), anew)
             case TaskAwaitingInput():
                 return core.HandOver(self._deadline(getattr(error, "timeout", None)))
             case AirflowRescheduleException():

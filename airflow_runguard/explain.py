@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_runguard.core.record import (
+    FOR_GOOD,
     Call,
     CallState,
     Completeness,
@@ -99,7 +100,8 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         case State.PAUSED:
             return Standing(
                 f"It waits, and waiting will mend it: {_trouble(record)}. It did not happen.",
-                f"The task does, by itself, not before {when(record.resume_at, now)}",
+                f"The task does, by itself, {_not_before(record, now)}",
+                _wakes(record, now),
             )
         case State.FAILED if record.effect is Effect.NOT_APPLIED:
             return Standing(
@@ -127,10 +129,9 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
 
 
 def _former_name(record: Record) -> Standing:
-    given = "gives the result of that back" if record.state is State.DONE else "is refused"
     return Standing(
         f"It is only a former name of {record.renamed_to}: what was ordered under it is that record. Whoever orders it "
-        f"under this name {given}, and nothing is called.",
+        "under this name is given the result of that, or is refused while there is none, and nothing is called.",
         "Nobody. A person may free the name for other work, which has vendor keys of its own",
         {
             "That record": command("explain", record.renamed_to or record.identity),
@@ -200,13 +201,19 @@ def _observed(record: Record, now: datetime) -> Standing:
 
 
 def _running(record: Record, now: datetime) -> Standing:
-    assert record.lease_until is not None  # a running line without one is broken
-    if record.resume_at is not None and record.lease_until > now:
+    if (
+        record.resume_at is not None or record.lease_until is None
+    ):  # a time that Python does not know; else it is broken
+        late = (
+            f" It was to be back by {when(record.lease_until, now)}: while a freeze or its gate holds it back, that is "
+            "no death; else a sweep books that nobody knows whether it happened."
+            if record.lease_until is not None and record.lease_until <= now
+            else ""
+        )
         return Standing(
-            f"{record.holder} was told to wait after it had deferred, and keeps its place; {_open(record)}. It goes on "
-            f"at {when(record.resume_at, now)}.",
-            "Its task, which comes back by itself",
-            {"Its task is gone for good": command("release", record.identity, "--reason=…")},
+            f"{record.holder} was told to wait after it had deferred, and keeps its place; {_open(record)}.{late}",
+            f"Its task, which comes back by itself, {_not_before(record, now)}",
+            _wakes(record, now) | {"Its task is gone for good": command("release", record.identity, "--reason=…")},
         )
     if record.lease_until > now:
         return Standing(
@@ -244,7 +251,8 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     commands = {}
     if record.calls == "batch":
         commands["All of these happened"] = command("resolve", name, "--items=in_doubt --happened --reason=…")
-        commands["None of them did"] = command("resolve", name, "--items=in_doubt --did-not-happen --reason=…")
+        denied = f"--items=in_doubt --did-not-happen {_as_of(record)} --reason=…"
+        commands["None of them did"] = command("resolve", name, denied)
         commands["Only one of them did"] = command(
             "resolve", name, "--items=key=ITEM --happened --result=JSON --reason=…"
         )
@@ -254,12 +262,18 @@ def _in_doubt(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
         # Of an explicit task only the call is settled: what comes after it is still to be done.
         only, it = ("", "It") if call == "body" else (f" --call={shlex.quote(call)}", f"{call!r}")
         commands[f"{it} happened"] = command("resolve", name, f"--happened{only} --result=JSON --reason=…")
-        commands[f"{it} did not happen"] = command("resolve", name, f"--did-not-happen{only} --reason=…")
+        denied = f"--did-not-happen{only} {_as_of(record)} --reason=…"
+        commands[f"{it} did not happen"] = command("resolve", name, denied)
     return Standing(
         f"Nobody knows whether it happened: {_trouble(record)}. It is not sent again blindly.{which}{early}",
         f"A person, who looks it up at the vendor and says what is true{others}",
         {**commands, "Nobody can find out, leave it": command("resolve", name, "--failed --reason=…")},
     )
+
+
+def _as_of(record: Record) -> str:
+    """So that "it did not happen" does not deny what a stale holder reports while a person looks it up."""
+    return f"--as-of={record.updated_at.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"
 
 
 def _batch(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
@@ -276,8 +290,8 @@ def _batch(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
     if record.state is State.PAUSED:
         return Standing(
             f"It waits, and waiting will mend it: {_trouble(record)}. What is done is not called again.",
-            f"The task does, by itself, not before {when(record.resume_at, now)}",
-            look,
+            f"The task does, by itself, {_not_before(record, now)}",
+            look | _wakes(record, now),
         )
     ended = "Not every item happened, which its author allows" if record.state is State.DONE else "It did not end"
     return Standing(
@@ -295,6 +309,23 @@ def _let_go(record: Record, calls: Sequence[Call]) -> dict[str, str]:
     gate = f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"
     let_go = gate if record.gate else command("resume", record.identity, "--reason=…")
     return {"The vendor lets it go on now; then clear the task": let_go}
+
+
+def _for_good(record: Record, now: datetime) -> bool:
+    return record.resume_at is None or (record.resume_at - now).total_seconds() > FOR_GOOD
+
+
+def _not_before(record: Record, now: datetime) -> str:
+    if _for_good(record, now):
+        return f"when somebody opens gate {record.gate}" if record.gate else "when somebody lets it go on"
+    return f"not before {when(record.resume_at, now)}"
+
+
+def _wakes(record: Record, now: datetime) -> dict[str, str]:
+    """What lets a record go on now that waits."""
+    if record.gate and _for_good(record, now):
+        return {"The vendor lets it go on now": f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"}
+    return {"It may go on now": command("resume", record.identity, "--reason=…")}
 
 
 def _open(record: Record) -> str:

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -25,7 +23,7 @@ from uuid import UUID
 
 from airflow.listeners import hookimpl
 
-from airflow_runguard import human, measures, notices
+from airflow_runguard import asking, human, measures, notices
 from airflow_runguard.config import Settings, connect_ledger, settings
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Identity
@@ -147,26 +145,14 @@ def _reached(options: Settings) -> Iterator[Ledger]:
 
 def ask_by_dag(dag_id: str, actor: str) -> None:
     """Ask by a DAG's own functions about what is in doubt there. Its code does not run in the triggerer: it may hang,
-    or end its process. What hangs is killed with every process that it began.
+    or end its process. What hangs is killed with every process that it began, also where the triggerer is killed.
 
     :raises subprocess.SubprocessError: the process could not be run to its end; all stays in doubt.
     """
     words = [sys.executable, "-m", "airflow", "runguard", "reconcile", f"--dag-id={dag_id}", f"--actor={actor}"]
-    with subprocess.Popen(  # noqa: S603  # no shell; the words are ours
-        words,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as asking:
-        try:
-            out, err = asking.communicate(timeout=ASK_TIMEOUT)
-        except BaseException:
-            os.killpg(asking.pid, signal.SIGKILL)  # with all that it began; it is not waited for yet, so it is that one
-            raise
-    asked = asking.returncode == 0
-    said = (out if asked else err).strip()
+    ended = asking.run(words, ASK_TIMEOUT)
+    asked = ended.returncode == 0
+    said = (ended.stdout if asked else ended.stderr).strip()
     log.log(logging.INFO if asked else logging.WARNING, "Asked for DAG %r: %s", dag_id, said[-2000:])
 
 

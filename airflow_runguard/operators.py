@@ -20,6 +20,7 @@ from airflow.sdk.bases.operator import BaseOperatorMeta
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.definitions.xcom_arg import XComArg
 
+from airflow_runguard import deferrals
 from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core import guard as core
 from airflow_runguard.core.errors import PlanningError
@@ -89,9 +90,11 @@ class GuardMixin(_Operator):
         method: str | None = next_method
         waited_since = asked_since = answer = None
         asked: Asked | None = None
+        starts_anew = False
         if next_method == PUT_OFF:
             put_off = next_kwargs or {}
             method, next_kwargs, waited_since = put_off["method"], put_off["kwargs"], put_off["since"]
+            starts_anew = put_off.get("anew", False)
         elif next_method == ANSWERED:
             parked = next_kwargs or {}
             method, asked_since, answer = None, parked.get("since"), answer_of(parked.get("event"))
@@ -108,11 +111,18 @@ class GuardMixin(_Operator):
                 answer=answer,
             )
             return entry.run(lambda: super(GuardMixin, self).execute(context))
-        entry = self._entry(self, self.guard, context, resumes=(method, next_kwargs), waited_since=waited_since)
-        return entry.run(
-            lambda: super(GuardMixin, self).execute(context),
-            lambda: super(GuardMixin, self).resume_execution(method, next_kwargs, context),
+        resumes = (method, next_kwargs)
+        entry = self._entry(
+            self, self.guard, context, resumes=resumes, waited_since=waited_since, starts_anew=starts_anew
         )
+        arguments, note = deferrals.taken(next_kwargs)
+
+        def go_on() -> Any:
+            if starts_anew:
+                raise deferrals.anew(note, method, arguments)
+            return super(GuardMixin, self).resume_execution(method, arguments, context)
+
+        return entry.run(lambda: super(GuardMixin, self).execute(context), go_on)
 
     def on_kill(self) -> None:
         """Airflow wants the task gone: no further call starts."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("airflow_runguard")
 
 Data = dict[str, Any]
-Who = Callable[[Record], "Callable[[Any], Any] | str"]
-"""Who is asked about a record, or why there is nobody."""
+Who = Callable[[Record], "Guard | Callable[[Any], Any] | str"]
+"""Who is asked about a record: its task's guard (by its ``rules``, too) or a function; or why there is nobody."""
 
 LISTED = 100
 """Differences of one kind that a report names; it counts all."""
@@ -45,12 +45,12 @@ LISTED = 100
 
 
 class Functions:
-    """The ``on_doubt`` functions of the DAGs, each file loaded once, as Airflow's bundles have it now."""
+    """The guards with ``on_doubt`` functions of the DAGs, each file loaded once, as Airflow's bundles have it now."""
 
     def __init__(self) -> None:
         self._dags: dict[str, Any] = {}
 
-    def __call__(self, record: Record) -> Callable[[Any], Any] | str:
+    def __call__(self, record: Record) -> Guard | str:
         dag_id, task_id = record.holder.dag_id, record.holder.task_id
         if not dag_id:
             return "no DAG ever worked on it"
@@ -67,7 +67,7 @@ class Functions:
             return f"task {dag_id}.{task_id} is not guarded any more"
         if not callable(guard.on_doubt):
             return f"task {dag_id}.{task_id} says on_doubt={guard.on_doubt!r}: a person is asked, not the vendor"
-        return guard.on_doubt
+        return guard
 
     @staticmethod
     def _loaded(dag_id: str) -> Any:
@@ -155,8 +155,11 @@ def settle_all(ledger: Ledger, who: Who, *, actor: str, **scope: str | bool | No
         elif task in told_to_wait:
             findings = [core.Finding("", "wait", f"not asked, since another of its task was: {told_to_wait[task]}")]
         else:
-            answer = targets.answers(None if isinstance(found, str) else found)
-            findings = core.settle(ledger, record, answer, _dump(record), skip=set(), hide=hide, actor=actor)
+            asks, rules = (found.on_doubt, tuple(found.rules)) if isinstance(found, Guard) else (found, ())
+            answer = targets.answers(None if isinstance(asks, str) else asks)
+            findings = core.settle(
+                ledger, record, answer, _dump(record), skip=set(), hide=hide, actor=actor, rules=rules
+            )
         for finding in findings or [core.Finding("", "nobody", "none of its calls is known to the ledger")]:
             why = found if finding.word == "nobody" and finding.call and isinstance(found, str) else finding.why
             if finding.word == "wait":

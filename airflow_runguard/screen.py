@@ -131,7 +131,8 @@ def gate(data: Data) -> str:
     if data["records"]:
         rows = [("WAITS", "STATE", "UNTIL", "TASK")]
         for one in data["records"]:
-            rows.append((one["record"], one["state"], when(one["resume_at"], data["now"]), one["holder"]))
+            until = when(one["resume_at"], data["now"]) or "somebody opens it"
+            rows.append((one["record"], one["state"], until, one["holder"]))
         lines += ["", table(rows)]
     return "\n".join(lines)
 

@@ -27,8 +27,8 @@ def gates(ledger: Ledger) -> Data:
 
 
 def gate(ledger: Ledger, name: str) -> Data:
-    """One gate, and the first of those that wait for it, each in its turn: what is paused, and what is in doubt and may
-    be sent again.
+    """One gate, and the first of those that wait for it, each in its turn: what is paused, what keeps its place, and
+    what is in doubt and may be sent again.
 
     :raises Refused: there is none.
     """
@@ -109,7 +109,7 @@ def freezes(ledger: Ledger, *, thawed: bool = False) -> Data:
 
 
 def resume(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
-    """Let a paused record go on now, if its gate lets it."""
+    """Let a record go on now that is paused or keeps its place, if its gate lets it."""
     verdict = ledger.resume_now(record.id, actor=actor, reason=reason, seen_fence=record.fence)
     return commands.changed(ledger, record, verdict)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import shlex
 import subprocess
 import sys
 import urllib.parse
@@ -550,6 +551,25 @@ def test_the_ledger_has_no_word_without_a_sentence() -> None:
     people = Path(books.__file__).parents[2].joinpath("airflow_runguard/core/sql/people.sql").read_text()
     words = {line.split("'")[1] for line in people.splitlines() if line.strip().startswith("return '")}
     assert (words - {"ok", "taken"}) | {"no_batch"} == set(SENTENCES)  # the one word that only batch.sql has
+
+
+def test_p03_the_command_that_explain_gives_denies_only_the_doubt_that_it_told_of(ask: Type, ledger: Ledger) -> None:
+    """While a person looks it up, an earlier holder reports that it was applied: denied, it would be sent again."""
+    first = doubt(ledger)
+    assert ask("resolve", "inv-7", "--did-not-happen", "--force", "--reason", "not in the list").code == 0
+    books.enter(ledger, first.order).settle(State.IN_DOUBT, books.UNKNOWN)
+
+    def shown() -> list[str]:
+        (line,) = [line for line in ask("explain", "inv-7").data["commands"].values() if "--did-not-happen" in line]
+        return shlex.split(line.replace("--reason=…", "--reason='nothing there' --force"))[2:]
+
+    looked = shown()
+    first.outcome("body")
+    late = ask(*looked)
+    assert late.code == 1, late.out
+    assert "changed after you looked at it" in late.data["error"]
+    assert books.state_of(ledger, first.order) is State.IN_DOUBT
+    assert ask(*shown()).code == 0, "who knows of it may still deny it"
 
 
 def test_two_people_who_looked_at_the_same_record_make_one_change(ask: Type, ledger: Ledger) -> None:

@@ -31,11 +31,16 @@ AIRFLOW = Path(sys.executable).with_name("airflow")
 DAG = """
 from airflow.sdk import DAG, task
 from airflow_runguard import Applied, Guard, GuardedPythonOperator, NotApplied, StillUnknown
+from airflow_runguard.core.failures.rule import rate
+
+HOT = rate("acme-hot", "the anvil is hot", types=frozenset({"builtins.RuntimeError"}))
 
 async def find(doubt):
     match doubt.record.identity.key:
         case "found":
             return Applied("ch_1", reference="ch_1")
+        case "own rules":
+            raise RuntimeError("the anvil is hot")
         case "absent":
             return NotApplied("no such charge")
         case "broken vendor":
@@ -47,6 +52,7 @@ with DAG("bill", schedule=None):
     GuardedPythonOperator.partial(
         task_id="mapped", guard=Guard(key="x", on_doubt=find), python_callable=print
     ).expand(op_args=[[1]])
+    GuardedPythonOperator(task_id="ruled", guard=Guard(key="x", on_doubt=find, rules=[HOT]), python_callable=print)
     GuardedPythonOperator(task_id="asks", guard=Guard(key="x", on_doubt="ask"), python_callable=print)
 
     @task
@@ -98,6 +104,7 @@ def test_p03_reconcile_asks_by_the_dags_functions_and_says_of_each_what_came_of_
             ("absent", "bill", "mapped"),
             ("broken vendor", "bill", "charge"),
             ("cannot say", "bill", "charge"),
+            ("own rules", "bill", "ruled"),
             ("a person's", "bill", "asks"),
             ("not guarded", "bill", "plain"),
             ("renamed", "bill", "was_there"),
@@ -113,6 +120,7 @@ def test_p03_reconcile_asks_by_the_dags_functions_and_says_of_each_what_came_of_
             "absent": "did_not_happen",
             "broken vendor": "error",
             "cannot say": "still_unknown",
+            "own rules": "wait",
             "a person's": "nobody",
             "not guarded": "nobody",
             "renamed": "nobody",
@@ -122,6 +130,7 @@ def test_p03_reconcile_asks_by_the_dags_functions_and_says_of_each_what_came_of_
         for key, why in {
             "broken vendor": "ConnectionError: no answer",
             "cannot say": "the search is down",
+            "own rules": "the look-up was told to wait: RuntimeError: the anvil is hot",
             "a person's": "on_doubt='ask': a person is asked",
             "not guarded": "bill.plain is not guarded any more",
             "renamed": "has no task 'was_there' any more",

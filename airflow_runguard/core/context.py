@@ -23,7 +23,16 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, ResultIsError
 from airflow_runguard.core.failures import classify, classify_result, hidden_retries
 from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
-from airflow_runguard.core.record import Claim, Effect, Failure, IntentAnswer, Outcome, Result, Written
+from airflow_runguard.core.record import (
+    Claim,
+    Effect,
+    Failure,
+    FailureClass,
+    IntentAnswer,
+    Outcome,
+    Result,
+    Written,
+)
 from airflow_runguard.core.work import (
     BODY,
     IN_SQL,
@@ -493,6 +502,12 @@ class GuardContext:
     def classified(self, error: BaseException, *, one_request: bool = False) -> Failure:
         """What an error of a call means."""
         return classify(error, now=self.now(), rules=self._work.rules, one_request=one_request)
+
+    def told_to_wait(self, error: BaseException) -> Failure | None:
+        """The quota that an error means; ``None`` = it means something else, or more than that."""
+        failure = self.classified(error)
+        quota = failure.failure_class is FailureClass.QUOTA and failure.effect is Effect.NOT_APPLIED
+        return failure if quota and failure.pausable else None
 
     def classified_result(self, value: object) -> Failure | None:
         """What is wrong with a value that came back like a success; ``None`` where nothing is."""

@@ -275,7 +275,7 @@ def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str
 def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: BaseException) -> How:
     signal = work.signal(error)
     if isinstance(signal, HandOver):
-        writer.hand_over(signal.seconds).result()
+        writer.hand_over(signal.seconds, error=signal.anew).result()
         return Passed(error)
     if isinstance(signal, Decision):
         if guard.body_is_call or guard.called:  # of a batch: its other items are still to be done
@@ -321,9 +321,7 @@ def _told_to_wait_where_it_is(error: BaseException, work: Work, guard: GuardCont
     unknown, and waiting and going on from there sends nothing again; ``None`` = it is no such error."""
     if not (guard.reentered and work.single_request and not work.requests_here) or guard.judged(error) is not None:
         return None
-    failure = guard.classified(error)
-    told = failure.failure_class is FailureClass.QUOTA and failure.pausable and failure.effect is Effect.NOT_APPLIED
-    return failure if told and not guard.answered else None
+    return None if guard.answered else guard.told_to_wait(error)
 
 
 def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:

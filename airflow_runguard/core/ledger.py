@@ -133,7 +133,8 @@ class Ledger(People, Waits):
 
         :param intents: (name, readable arguments as JSON).
         :param hand_over: seconds for which the holder waits in Airflow (deferral) and may re-enter.
-        :param told: the quota that it waits for, with the ``error`` that told of it; the seconds count from its slot.
+        :param told: the quota that it waits for; the seconds count from its slot.
+        :param error: what told of that quota; without one, why it hands over again without having gone on.
         :param meanwhile: done while the ledger writes items; does not raise.
         """
         held: dict[str, Any] = {
@@ -395,7 +396,8 @@ class Ledger(People, Waits):
         return [record_of(row) for row in self._all("list", parameters)]
 
     def waiting(self, gate: str, *, limit: int) -> Sequence[Record]:
-        """The first of those that have a turn at a gate: paused, or in doubt and about to be sent again."""
+        """The first of those that have a turn at a gate: paused, keeping their place, or in doubt and about to be sent
+        again."""
         parameters = {"deployment": self.deployment, "gate": gate, "limit": limit}
         return [record_of(row) for row in self._all("waiting", parameters)]
 

@@ -31,6 +31,8 @@ POSITIVE = (
 
 MAX_KEY_LENGTH = 512
 """Characters in a key or namespace; longer ones are refused, never cut."""
+FOR_GOOD = 3660 * 86_400.0
+"""Seconds. Who closes a gate for longer means no time (and Python knows none after the year 9999)."""
 
 
 class State(StrEnum):

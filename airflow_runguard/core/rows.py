@@ -250,8 +250,9 @@ def settlement_parameters(settlement: Settlement | None) -> dict[str, Any]:
 
 
 def waiting_parameters(told: Failure | None, error: str) -> dict[str, Any]:
-    """Of a holder that keeps its place and waits for a quota; nothing of one that does not."""
-    return {"resume_after": _wait(told), "error": clean(error), "evidence": clean(told.evidence)} if told else {}
+    """Of a holder that waits in Airflow: the quota that it waits for, or why it begins to wait anew; else nothing."""
+    waits = {"resume_after": _wait(told), "evidence": clean(told.evidence)} if told else {}
+    return waits | ({"error": clean(error)} if told or error else {})
 
 
 def _wait(failure: Failure | None) -> float | None:

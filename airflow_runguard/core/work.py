@@ -16,7 +16,18 @@ from typing import Any, Protocol
 
 from airflow_runguard.core.errors import NotApplied, ResultNotStored
 from airflow_runguard.core.failures import Family, Rule
-from airflow_runguard.core.record import Call, Claim, Failure, Holder, Order, Record, Result, Settlement, Verdict
+from airflow_runguard.core.record import (
+    FOR_GOOD,
+    Call,
+    Claim,
+    Failure,
+    Holder,
+    Order,
+    Record,
+    Result,
+    Settlement,
+    Verdict,
+)
 from airflow_runguard.core.series import Place
 
 log = logging.getLogger("airflow_runguard")
@@ -120,9 +131,13 @@ class Transaction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """A control-flow exception that means: the same task instance comes back within so many seconds."""
+    """A control-flow exception that means: the same task instance comes back within so many seconds.
+
+    :param anew: why it only begins to wait anew; '' = the work has gone on.
+    """
 
     seconds: float
+    anew: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +278,15 @@ THAW = "`airflow runguard thaw … --reason …` lets it go on."
 
 def more_pauses(order: Order) -> str:
     """What lets work go on whose budget of pauses is spent."""
-    lets_go = f"quota open {shlex.quote(order.gate)}" if order.gate else f"resume '{order.identity}'"
     return (
-        f"Raise the allowance at the vendor and say so with `airflow runguard {lets_go} --reason …` (or raise "
-        "max_pauses or max_pause), then clear the task."
+        f"Raise the allowance at the vendor and say so with {_lets_go(order)} (or raise max_pauses or max_pause), then "
+        "clear the task."
     )
+
+
+def _lets_go(order: Order) -> str:
+    it = f"quota open {shlex.quote(order.gate)}" if order.gate else f"resume '{order.identity}'"
+    return f"`airflow runguard {it} --reason …`"
 
 
 def refusal(claim: Claim, work: Work) -> How:
@@ -286,6 +305,10 @@ def refusal(claim: Claim, work: Work) -> How:
                 busy=True,
                 record_id=claim.record_id,
             )
+        case Verdict.PAUSED if left is None or left > FOR_GOOD:
+            what = f"gate {work.order.gate}" if work.order.gate else "it"
+            waits = f"{name} waits until somebody opens {what}: {_lets_go(work.order)}. No call was made."
+            return Waiting(waits, record_id=claim.record_id, limited=False)
         case Verdict.PAUSED:
             return Waiting(f"{name} is paused until {until}.", left, record_id=claim.record_id, limited=False)
         case Verdict.PREVIOUS:

@@ -204,10 +204,10 @@ class Writer:
 
         :param told: the quota that it waits for: its gate is closed, and the seconds count from its slot. Where it may
             not pause any more, it is in doubt instead.
+        :param error: what told of it; without ``told``, why it only begins to wait anew.
         """
-        told = told and replace(told, evidence=self._hide(told.evidence))
-        waits = {"told": told, "error": self._hide(error)} if told else {}
-        return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds, **waits)))
+        told, error = told and replace(told, evidence=self._hide(told.evidence)), self._hide(error)
+        return self.do(lambda: self._insist(lambda: self._write(hand_over=seconds, told=told, error=error)))
 
     def do(self, run: Callable[[], T]) -> Answer[T]:
         """Run something on the ledger's thread, after all that was asked before."""

@@ -19,14 +19,14 @@ from airflow_runguard import codec, commands, stops
 from airflow_runguard.config import settings
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.items import Selection
-from airflow_runguard.core.record import FailureClass, Record
+from airflow_runguard.core.record import FOR_GOOD, FailureClass, Record
 from airflow_runguard.core.rows import record_of
 from airflow_runguard.refusals import Refused
 from airflow_runguard.ui.access import ReaderDep, audit
 from airflow_runguard.ui.reading import BoardDep, Number, Text, seen, storable
 
 Data = dict[str, Any]
-LONGEST = timedelta(days=3660)
+LONGEST = timedelta(seconds=FOR_GOOD)
 """For which a gate is closed; beyond it lies a slip of the pen."""
 router = APIRouter(
     responses={409: {"description": "The ledger refused it; its sentence says why. Nothing was changed."}}
@@ -61,6 +61,9 @@ class Resolve(RecordChange):
     reference: Text | None = None
     result: Annotated[Any, Field(description="only with `happened`; left out = no result is known")] = None
     force: bool = False
+    as_of: Annotated[
+        AwareDatetime | None, Field(description="of the record, as it was looked at: later news are not answered")
+    ] = None
 
 
 class Reopen(RecordChange):
@@ -131,6 +134,7 @@ def resolve(board: BoardDep, who: ReaderDep, record_id: Number, body: Resolve) -
         result=result,
         reference=body.reference,
         force=body.force,
+        as_of=body.as_of,
     )
     audit(who, "resolve", row, answer=body.answer, call=body.call, reference=body.reference, reason=body.reason)
     return _answer(done)

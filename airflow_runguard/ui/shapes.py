@@ -48,6 +48,7 @@ def line(row: Mapping[str, Any]) -> Data:
     shown = {name: plain(row[name]) for name in LINE}
     shown["error"] = words.one_line(row["error"])[:500]
     shown["progress"] = object_of(row["progress"])
+    shown["as_of"] = row["updated_at"].isoformat()  # to the last digit: an answer is compared with it
     if row["broken"]:
         shown["state"] = "broken"
     return shown

@@ -80,6 +80,33 @@ def test_p03_an_order_under_a_former_name_never_calls(ledger: Ledger, state: Sta
     assert ledger.claim(renamed, engine.holder()).verdict is Verdict.REPLAY
 
 
+def test_p09_a_former_name_gives_back_what_its_record_is_now_and_not_what_it_was(ledger: Ledger) -> None:
+    """Refunded and ordered anew, it is not done: an older run that is cleared must not end well with the old charge."""
+    held = bring(ledger, State.DONE, engine.order(fresh()))
+    renamed = rename(ledger, held, fresh())
+    assert ledger.claim(held.order, engine.holder()).verdict is Verdict.REPLAY
+    assert ledger.reopen(held.id, seen_generation=1, again_although_applied=True, **WORDS) == "ok"
+    claim = ledger.claim(held.order, engine.holder())
+    assert (claim.verdict, claim.reason, claim.holder) == (Verdict.REFUSED, "renamed", str(renamed.identity))
+    enter(ledger, renamed).settle(State.IN_DOUBT, books.UNKNOWN)
+    assert ledger.claim(held.order, engine.holder()).reason == "renamed"
+    assert ledger.resolve(held.id, "happened", **WORDS) == "ok"
+    unknown = ledger.claim(held.order, engine.holder())
+    assert (unknown.verdict, unknown.result) == (Verdict.REPLAY, Result(None, "resolved by hand without a result"))
+    assert ledger.resolve(held.id, "happened", result=b'"ch_2"', **WORDS) == "ok"
+    assert ledger.claim(held.order, engine.holder()).result == Result(b'"ch_2"')
+
+
+def test_p11_a_former_name_answers_for_the_payload_that_its_record_has_now(ledger: Ledger) -> None:
+    held = bring(ledger, State.DONE, engine.order(fresh()))
+    renamed = rename(ledger, held, fresh())
+    assert ledger.reopen(held.id, seen_generation=1, again_although_applied=True, **WORDS) == "ok"
+    other = engine.order(renamed.identity.key, {"amount": 7})
+    enter(ledger, other).settle(State.DONE)
+    assert ledger.claim(held.order, engine.holder()).reason == "renamed", "that amount was paid back"
+    assert ledger.claim(other, engine.holder()).verdict is Verdict.REPLAY
+
+
 def test_p02_a_batch_under_its_former_name_is_refused_since_its_list_may_have_grown(ledger: Ledger) -> None:
     """Its old result would say that the item which came since was paid, too."""
     what, calls = batches.order(fresh()), batches.Counting()
@@ -138,7 +165,7 @@ def test_p13_a_record_goes_back_to_any_of_its_former_names_and_each_of_them_lead
     held.settle(State.DONE)
     rename(ledger, held, second)  # what is done now is done under all names that it has from here on
     assert ledger.claim(engine.order(first), engine.holder()).verdict is Verdict.REPLAY
-    assert ledger.claim(engine.order(third), engine.holder()).reason == "renamed"
+    assert ledger.claim(engine.order(third), engine.holder()).verdict is Verdict.REPLAY
     reopened = ledger.reopen(held.id, seen_generation=1, again_although_applied=True, **WORDS)
     assert reopened == "ok"
     rename(ledger, held, first)

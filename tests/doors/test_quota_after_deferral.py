@@ -5,19 +5,21 @@ The test plays the triggerer: it says with which event the task comes back.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 import requests
 from airflow.providers.standard.triggers.temporal import DateTimeTrigger
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, TaskDeferred
 
-from airflow_runguard import Guard, explain, guarded
+from airflow_runguard import Guard, deferrals, explain, guarded
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.record import Effect, State
+from airflow_runguard.masking import hider
 from tests.doors.conftest import begun
 
 TOLD = "Trigger failed: 429 Client Error: Too Many Requests for url: https://api.example/jobs/1 (Retry-After: 120)"
@@ -38,7 +40,7 @@ class Deferred(BaseOperator):
 
     def go_on(self, context: Any, event: Any = None) -> Any:
         if event:
-            raise AirflowException(event)
+            raise AirflowException(f"It failed: {event}")
         return self.late()
 
 
@@ -117,6 +119,49 @@ def test_p06_a_task_that_keeps_its_place_ends_in_doubt_when_its_pauses_are_spent
     record = airflow.record()
     assert (record.state, airflow.vendor.charges()) == (State.IN_DOUBT, 0)
     assert "paused 1 time(s)" in record.error
+
+
+def test_p06_p03_a_trigger_that_came_back_with_the_quota_is_started_anew(airflow, charge):
+    """What it submitted before is not sent again, and the method does not meet the same event for ever."""
+    with begun(deferring(airflow, charge, lambda: "polled", single_request=True)) as task:
+        assert [task.enter(), task.enter(TOLD)] == ["deferred", "deferred"]
+        assert is_closed(airflow)
+        for again in (TOLD, {"status": "error", "message": TOLD}):
+            assert task.enter() == "deferred", "early: it waits again"
+            opened(airflow)
+            assert task.enter() == "deferred"
+            assert task.ti.next_method == "go_on", "it waits for its own trigger again"
+            assert task.enter(again) == "deferred"
+        opened(airflow)
+        assert [task.enter(), task.enter()] == ["deferred", "success"]
+    assert airflow.vendor.charges() == 1
+    assert airflow.record().state is State.DONE
+
+
+def test_p06_a_trigger_that_comes_back_with_the_quota_again_and_again_spends_the_pauses(airflow, charge):
+    with begun(deferring(airflow, nothing, charge, single_request=True, max_pauses=1)) as task:
+        assert [task.enter(), task.enter(TOLD)] == ["deferred", "deferred"]
+        opened(airflow)
+        assert [task.enter(), task.enter(TOLD)] == ["deferred", "failed"]
+    record = airflow.record()
+    assert (record.state, airflow.vendor.charges()) == (State.IN_DOUBT, 0)
+    assert "paused 1 time(s)" in record.error
+
+
+def test_a_trigger_that_has_something_to_hide_is_not_kept_where_people_may_read_it():
+    def deferral(**said: Any) -> TaskDeferred:
+        trigger = DateTimeTrigger(moment=datetime(2026, 1, 1, tzinfo=UTC))
+        trigger.serialize = lambda: ("a.Trigger", said)
+        return TaskDeferred(trigger=trigger, method_name="go_on", kwargs={"a": 1}, timeout=timedelta(minutes=5))
+
+    redact = hider("iban", lambda value: value)
+    open_one, secret, odd = deferral(job="7"), deferral(iban="DE02"), deferral(job=object())
+    for one in (open_one, secret, odd):
+        deferrals.noted(one, redact)
+    arguments, note = deferrals.taken({**open_one.kwargs, "event": "429"})
+    assert arguments == {"a": 1, "event": "429"}
+    assert json.loads(note)["value"] == ["a.Trigger", {"job": "7"}, 300.0]
+    assert secret.kwargs == odd.kwargs == {"a": 1}
 
 
 @pytest.mark.parametrize("by", ["request", "event"])

@@ -243,6 +243,27 @@ def test_p13_a_resolution_is_in_the_timeline_and_in_airflows_audit_log(api: Api,
         assert "ch_7" not in json.dumps(json.loads(line.extra).get("result", ""))
 
 
+def test_p03_what_a_stale_holder_reports_while_somebody_looks_it_up_is_not_denied(api: Api, ledger: Ledger) -> None:
+    """The page shows a doubt; before its reader answers, an earlier holder says that it was applied. Denied, it would
+    be sent again, and the fence is the same."""
+    first = put(ledger, "invoice/late", State.IN_DOUBT)
+    ledger.resolve(first.id, "did_not_happen", actor="x", reason="not in the list", force=True)
+    second = books.enter(ledger, first.order, engine.holder(dag_id="bill"))
+    second.settle(State.IN_DOUBT, books.UNKNOWN)
+    ann = api.as_("ann")
+    shown = ann.see(f"records/{first.id}")["record"]
+    denied = body(second, answer="did_not_happen", force=True, as_of=shown["as_of"])
+    first.write(outcomes=[books.said("body")])
+    refused = ann.post(f"records/{first.id}/resolve", denied)
+    assert refused.status_code == 409, refused.text
+    assert "changed after you looked at it" in refused.json()["detail"]
+    told = ann.see(f"records/{first.id}")
+    assert "a stale holder reports that it was applied" in told["record"]["error"]
+    assert told["record"]["fence"] == shown["fence"]
+    answer = ann.post(f"records/{first.id}/resolve", {**denied, "as_of": told["record"]["as_of"]})
+    assert answer.status_code == 200, "who knows of it may still deny it"
+
+
 @pytest.mark.parametrize(
     ("state", "action", "more"),
     [

@@ -127,7 +127,8 @@ select t.state, t.failure_class, t.needs_person, t.currency, sum(t.n)::bigint as
   from (select deployment, dag_id, state, failure_class, needs_person, currency, n, amount from runguard.tally
          union all
         select deployment, dag_id, state, failure_class, needs_person, currency, n, amount from runguard.tally_change) t
- where t.deployment = %(deployment)s and (%(dags)s::text[] is null or t.dag_id = any (%(dags)s::text[]))
+ where t.deployment = %(deployment)s and t.state <> 'running'
+   and (%(dags)s::text[] is null or t.dag_id = any (%(dags)s::text[]))
  group by 1, 2, 3, 4 having sum(t.n) <> 0
 
 -- name: pulses

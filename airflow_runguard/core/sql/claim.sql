@@ -125,6 +125,7 @@ create or replace function runguard.claim(
 declare
     m        runguard.meta;
     r        runguard.record;
+    t        runguard.record;                   -- what a former name leads to
     c        runguard.call;
     s        record;
     locked   boolean := false;
@@ -235,8 +236,17 @@ begin
 
         bound := r.first_intent_at is not null and not r.payload_accepted
                  and (r.payload_version <> p_payload_version or r.payload_digest <> p_payload_digest);
-        if r.renamed_to is not null and (bound or r.state <> 'done') then
-            verdict := 'refused';               -- whatever was sent under this name is another record's by now
+        if r.renamed_to is not null then        -- whatever was sent under this name is that record's, as it is now
+            select * into t from runguard.record k where k.id = r.renamed_to and k.renamed_to is null;
+            if t.state = 'done' and t.completeness = 'full' and t.calls <> 'batch' and runguard.broken(t) = ''
+               and t.payload_version = p_payload_version and t.payload_digest = p_payload_digest then
+                verdict := 'replay';
+                store_result := t.store_result;
+                result := t.result;
+                result_missing := t.result_missing;
+                exit;
+            end if;
+            verdict := 'refused';
             reason := 'renamed';
             holder := array_to_string(runguard.present_name(r), '/');
             exit;
@@ -300,24 +310,25 @@ begin
                 exit;
             end if;
             reenters := r.handed_over and r.ti_id = p_ti_id and p_ti_id <> '';
-            expired := r.lease_until <= now;
+            expired := r.lease_until <= now and runguard.believed_until(r) <= now;
             if reenters and r.resume_at > now then      -- it keeps its place, and was told when
                 verdict := 'paused';
                 until := r.resume_at;
             elsif reenters and r.resume_at is not null and (frozen is not null or runguard.gate_until(p_deployment, p_gate, true) is not null) then
-                if not locked then              -- it comes back to send, so it is stopped like what begins
-                    locked := true;
-                    perform runguard.open_for_writing();
-                    continue;
+                if r.gate is distinct from p_gate then      -- since a deploy: that is where it waits, and what holds it
+                    if not locked then
+                        locked := true;
+                        perform runguard.open_for_writing();
+                        continue;
+                    end if;
+                    update runguard.record k set gate = p_gate where k.id = r.id returning * into r;
                 end if;
-                until := coalesce(runguard.gate_until(p_deployment, p_gate, true), now);
-                update runguard.record k set lease_until = greatest(k.lease_until, until + interval '10 minutes')
-                 where k.id = r.id returning * into r;
+                until := runguard.gate_until(p_deployment, p_gate, true);   -- it comes to send: stopped like what begins
                 verdict := case when frozen is null then 'paused' else 'frozen' end;
                 reason := frozen;
             elsif not reenters and not expired then
                 verdict := 'busy';
-                until := r.lease_until;
+                until := runguard.believed_until(r);
                 holder := runguard.holder_of(r);
             end if;
         end if;
@@ -449,8 +460,8 @@ begin
                                       else k.first_intent_at end
          where k.id = r.id returning * into r;
         if p_calls = 'body' and reenters then
-            -- The body goes on where it waited: its call stays open, under the new fence.
-            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time, resume_at = null,
+            -- The body goes on where it waited: its call stays open, under the new fence (and whether it was told to wait).
+            update runguard.call k set fence = r.fence, no_later_than = now + p_max_call_time,
                    gate_epoch = runguard.gate_epoch(p_deployment, p_gate)
              where k.record_id = r.id and k.generation = r.generation and k.name = 'body' returning * into c;
         elsif p_calls = 'body' then

@@ -212,16 +212,38 @@ end $$;
 
 -- -- freezes ----------------------------------------------------------------------------------------------------------
 
+-- Whether a freeze is about this.
+create or replace function runguard.is_about(
+    f runguard.freeze, p_deployment text, p_dag_id text, p_namespace text, p_key text
+) returns boolean language sql stable as $$
+    select f.deployment = p_deployment
+       and case f.scope when 'all' then true when 'dag_id' then f.value = p_dag_id
+                        when 'namespace' then f.value = p_namespace else starts_with(p_key, f.value) end
+$$;
+
 -- Why nothing may start here (null = it may).
 create or replace function runguard.frozen(p_deployment text, p_dag_id text, p_namespace text, p_key text) returns text
 language sql stable as $$
     select format('frozen by %s since %s (%s): %s', f.actor, to_char(f.at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'),
                   case f.scope when 'all' then 'everything' else replace(f.scope, '_', ' ') || ' ' || f.value end, f.reason)
       from runguard.freeze f
-     where f.thawed_at is null and f.deployment = p_deployment
-       and case f.scope when 'all' then true when 'dag_id' then f.value = p_dag_id
-                        when 'namespace' then f.value = p_namespace else starts_with(p_key, f.value) end
+     where f.thawed_at is null and runguard.is_about(f, p_deployment, p_dag_id, p_namespace, p_key)
      order by f.id limit 1
+$$;
+
+-- Until when a running record's holder is believed to live: its lease. But who keeps its place cannot come back, and so
+-- renews nothing, while a freeze or its gate holds it back: it has ten minutes from when they let it go, and max_hold beyond
+-- its slot at most.
+create or replace function runguard.believed_until(r runguard.record) returns timestamptz language sql volatile as $$
+    select case when r.resume_at is null or r.lease_until > clock_timestamp() then r.lease_until
+                else greatest(r.lease_until, least(r.resume_at + (r.hold_until - r.claimed_at), interval '10 minutes' + greatest(
+        '-infinity',
+        (select case when g.closed_until > clock_timestamp() then 'infinity'
+                     when isfinite(g.closed_until) then g.closed_until
+                     else g.updated_at end              -- a person opened it
+           from runguard.gate g where g.deployment = r.deployment and g.name = r.gate),
+        (select max(coalesce(f.thawed_at, 'infinity')) from runguard.freeze f
+          where runguard.is_about(f, r.deployment, r.dag_id, r.namespace, r.key))))) end
 $$;
 
 create or replace function runguard.set_freeze(

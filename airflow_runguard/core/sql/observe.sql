@@ -7,7 +7,7 @@ create or replace function runguard.would_have_been(r runguard.record) returns t
         when r.renamed_to is not null then format('a duplicate of what is named %s now', array_to_string(runguard.present_name(r), '/'))
         when r.state = 'done' then format('a duplicate of what was done by %s.%s run %s until %s', r.dag_id, r.task_id, r.run_id,
             to_char(r.finished_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"'))
-        when r.state = 'running' and r.lease_until > clock_timestamp() then 'beside ' || runguard.holder_of(r)
+        when r.state = 'running' and runguard.believed_until(r) > clock_timestamp() then 'beside ' || runguard.holder_of(r)
         when r.state = 'in_doubt' or (r.state = 'running' and r.open_calls > 0)
             then format('a blind resend: nobody knows what became of %s.%s run %s', r.dag_id, r.task_id, r.run_id)
         when r.state = 'failed' and r.effect <> 'not_applied'

@@ -301,24 +301,30 @@ begin
     return 'ok';
 end $$;
 
--- One paused record goes on at once, if its gate lets it; one whose budget of pauses is spent, when its task is cleared.
+-- One paused record goes on at once, if its gate lets it, and so does one that keeps its place; one whose budget of pauses is
+-- spent, when its task is cleared.
 create or replace function runguard.resume_now(p_record_id bigint, p_seen_fence bigint, p_actor text, p_reason text)
 returns text language plpgsql as $$
 declare
     r runguard.record;
     s record;
+    v_kept boolean;
 begin
     select * into s from runguard.look(p_record_id, p_seen_fence);
     r := s.r;
     if s.refused is not null then
         return s.refused;
     end if;
+    v_kept := r.state = 'running' and r.resume_at is not null;
     update runguard.call c set resume_at = clock_timestamp()
-     where r.state in ('paused', 'failed') and c.record_id = r.id and c.generation = r.generation and c.state = 'paused';
+     where c.record_id = r.id and c.generation = r.generation
+       and (r.state in ('paused', 'failed') and c.state = 'paused' or v_kept and c.name = 'body');
     if not found and r.state <> 'paused' then
         return 'not_paused';
     end if;
-    update runguard.record set resume_at = clock_timestamp() where id = r.id returning * into r;
+    update runguard.record set resume_at = clock_timestamp(),
+           lease_until = case when v_kept then clock_timestamp() + interval '10 minutes' end
+     where id = r.id returning * into r;
     perform runguard.book(r, 'resumed', p_actor, p_reason);
     return 'ok';
 end $$;

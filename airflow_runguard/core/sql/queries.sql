@@ -2,12 +2,13 @@
 
 -- name: replay
 -- The common answer to a rerun, by a plain look: done, readable, asked for with the payload that it was done with. No row
--- means nothing; the claim decides. Also given by a ledger that lost time: what it says was done was done.
+-- means nothing; the claim decides (so it does for a former name, which gives what its record has now). Also given by a
+-- ledger that lost time: what it says was done was done.
 select clock_timestamp() as now, r.id as record_id, r.generation, r.fence, r.store_result, r.result, r.result_missing
   from runguard.record r
  where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s and r.state = 'done'
    and r.payload_version = %(payload_version)s::smallint and r.payload_digest = %(payload_digest)s
-   and runguard.broken(r) = ''
+   and r.renamed_to is null and runguard.broken(r) = ''
 
 -- name: claim
 select * from runguard.claim(
@@ -307,7 +308,7 @@ select r.namespace, r.key, r.state, r.updated_at, r.error,
                                                            else r.updated_at end)::float8 as seconds
   from runguard.record r
  where r.deployment = %(deployment)s and r.state <> 'done' and r.renamed_to is null
-   and case r.state when 'running' then r.lease_until < clock_timestamp() - interval '10 minutes'
+   and case r.state when 'running' then runguard.believed_until(r) < clock_timestamp() - interval '10 minutes'
                     when 'paused' then r.resume_at < clock_timestamp() - interval '1 hour'
                     else r.updated_at < clock_timestamp() - make_interval(secs => %(stuck_after)s) end
  order by r.id limit %(limit)s

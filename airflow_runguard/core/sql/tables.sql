@@ -58,7 +58,7 @@ create table runguard.record (
     lease_until      timestamptz,
     hold_until       timestamptz,                           -- max_hold: no renewal reaches beyond it
     no_later_than    timestamptz,                           -- before it, an open call may still reach the vendor
-    resume_at        timestamptz,                           -- paused, or in doubt and at a gate: its turn
+    resume_at        timestamptz,                           -- paused, or in doubt or keeping its place, and at a gate: its turn
     gate             varchar(512),                          -- the vendor allowance that it asks before each call
     first_intent_at  timestamptz,                           -- of this generation; from then on the payload binds
     first_unknown_at timestamptz,                           -- sticky: cleared only by a result, a look-up or a person
@@ -245,7 +245,7 @@ create table runguard.prevented (
 create table runguard.tally (
     deployment    text not null,
     dag_id        text not null,
-    state         text not null,                            -- all but running, of which there are few
+    state         text not null,                            -- running: only those that wait at a gate, keeping their place
     failure_class text not null,
     needs_person  boolean not null,
     currency      text not null,

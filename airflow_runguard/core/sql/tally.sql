@@ -1,17 +1,17 @@
 -- The roll-up behind the pages' numbers (see tally in tables.sql). It decides nothing and no promise hangs on it. A former
--- name of a record is no further one.
+-- name of a record is no further one. What runs is not counted, but for those that keep their place and wait at a gate.
 
 create or replace function runguard.count_record() returns trigger language plpgsql as $$
 begin
     if tg_op = 'UPDATE' then
-        if old.state <> 'running' and old.renamed_to is null then
+        if (old.state <> 'running' or old.resume_at is not null) and old.renamed_to is null then
             insert into runguard.tally_change
                    (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount, entered)
             values (old.deployment, coalesce(old.dag_id, ''), old.state, coalesce(old.failure_class, ''), old.needs_person,
                     coalesce(old.currency, ''), case when old.resume_at is null then '' else coalesce(old.gate, '') end,
                     -1, -coalesce(old.amount, 0), false);
         end if;
-        if new.state = 'running' or new.renamed_to is not null then
+        if new.state = 'running' and new.resume_at is null or new.renamed_to is not null then
             return null;
         end if;
     end if;
@@ -19,7 +19,7 @@ begin
            (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount, entered)
     values (new.deployment, coalesce(new.dag_id, ''), new.state, coalesce(new.failure_class, ''), new.needs_person,
             coalesce(new.currency, ''), case when new.resume_at is null then '' else coalesce(new.gate, '') end,
-            1, coalesce(new.amount, 0), tg_op = 'INSERT' or new.state <> old.state);
+            1, coalesce(new.amount, 0), new.state <> 'running' and (tg_op = 'INSERT' or new.state <> old.state));
     return null;
 end $$;
 
@@ -27,7 +27,7 @@ end $$;
 create or replace trigger count_new after insert on runguard.record for each row
     when (new.state <> 'running' and new.renamed_to is null) execute function runguard.count_record();
 create or replace trigger count_moved after update on runguard.record for each row
-    when (not (old.state = 'running' and new.state = 'running') and (
+    when (not (old.state = 'running' and new.state = 'running' and old.resume_at is null and new.resume_at is null) and (
           old.state <> new.state or old.renamed_to is distinct from new.renamed_to or old.needs_person <> new.needs_person
           or old.failure_class is distinct from new.failure_class or old.dag_id is distinct from new.dag_id
           or old.currency is distinct from new.currency or old.amount is distinct from new.amount

@@ -6,6 +6,7 @@
 -- batch is, one statement each does before it is asked (settle_body below, write_items in batch.sql): decided on the
 -- record's row like everything here, they write what the long way would, and find no row in any other case.
 --
+-- A hand-over with an error that is not the quota (p_resume_after is null) is no progress: it starts anew what it waited with.
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
 -- when one that waits for its quota resumes)
 -- and one of kind 'intent' for each intent (verdict: run | attach | replay | in_doubt | paused | gated | frozen | failed |
@@ -152,6 +153,7 @@ declare
     v_slot   timestamptz;                       -- until when it keeps its place in Airflow and waits for its quota
     v_spent  boolean := false;
     v_progress boolean := false;
+    v_passed boolean := false;                  -- it was told to wait where it is, and has gone on from there since
     v_frozen text;
     item     boolean;
     i        integer;
@@ -272,6 +274,10 @@ begin
                 return;
             end if;
         end if;
+    elsif live and p_hand_over is not null and p_error is null then
+        update runguard.call k set resume_at = null
+         where k.record_id = r.id and k.generation = r.generation and k.name = 'body' and k.resume_at is not null;
+        v_passed := found;
     end if;
 
     target := r.state;
@@ -337,9 +343,9 @@ begin
                                     then greatest(k.no_later_than, clock_timestamp() + p_max_call_time)
                                     else k.no_later_than end,
                first_intent_at = case when opened > 0 then coalesce(k.first_intent_at, v_now) else k.first_intent_at end,
-               pauses = case when v_progress then 0 when v_slot is not null and k.resume_at is null then k.pauses + 1
+               pauses = case when v_progress or v_passed then 0 when v_slot is not null and k.resume_at is null then k.pauses + 1
                              else k.pauses end,
-               paused_since = case when v_progress then null when v_slot is not null then coalesce(k.paused_since, v_now)
+               paused_since = case when v_progress or v_passed then null when v_slot is not null then coalesce(k.paused_since, v_now)
                                    else k.paused_since end,
                first_unknown_at = case when not booked or k.late_applied > 0 or k.calls = 'batch' then k.first_unknown_at else
                    (select min(x.first_unknown_at) from runguard.call x
@@ -371,7 +377,8 @@ declare
 begin
     perform runguard.pin();
     for r in select k.* from runguard.record k
-              where k.state = 'running' and k.lease_until <= clock_timestamp() and runguard.broken(k) = ''
+              where k.state = 'running' and k.lease_until <= clock_timestamp()
+                and runguard.believed_until(k) <= clock_timestamp() and runguard.broken(k) = ''
               order by k.id limit p_limit for update skip locked loop
         perform runguard.open_for_writing();
         if r.open_calls > 0 or r.first_unknown_at is not null then

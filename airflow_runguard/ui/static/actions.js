@@ -16,7 +16,7 @@ export function actions(data, done) {
   const found = [];
   if (record.state === "broken") return [act("repair", repair)];
   if (record.state === "in_doubt" || (record.state === "failed" && record.effect !== "not_applied") || (record.state === "done" && record.result_missing)) found.push(act("resolve", resolve));
-  if (record.state === "paused") found.push(act("resume", resume));
+  if (record.state === "paused" || (record.state === "running" && record.resume_at)) found.push(act("resume", resume));
   if (record.state === "running") found.push(act("release", release));
   if (["done", "failed"].includes(record.state)) found.push(act("reopen", reopen));
   return found;
@@ -78,7 +78,7 @@ export function resolve(data, done, call) {
     will: (values) => [resolveWill(values, call), questions.length ? T.resolve.form : "", record.observed ? T.resolve.observed : ""].filter(Boolean).join(" "),
     go: T.resolve.go,
     async send(values) {
-      const answer = await send(record, "resolve", resolveBody(values, call));
+      const answer = await send(record, "resolve", { ...resolveBody(values, call), as_of: record.as_of });
       await answerForms(record.id, questions, values);
       return answer;
     },
@@ -123,7 +123,7 @@ export function resolveMany(records, done) {
         try {
           const current = await get(`records/${record.id}`);
           const calls = values.answer === "failed" ? [] : inQuestion(current.record);
-          for (const call of calls.length ? calls : [undefined]) await send(record, "resolve", { ...body, call });
+          for (const call of calls.length ? calls : [undefined]) await send(record, "resolve", { ...body, call, as_of: record.as_of });
           place.dataset.done = "1";
           place.append(" ✓");
           await answerForms(record.id, current.questions, values);

@@ -146,7 +146,7 @@ function running(data) {
           "li",
           {},
           h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, S.record.facts.claimed_at.toLowerCase(), " ", time(one.claimed_at))),
-          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, time(one.lease_until, { words: S.records.lease }))),
+          h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, one.resume_at ? time(one.resume_at, { words: S.records.until }) : time(one.lease_until, { words: S.records.lease }))),
         )))
       : h("p", { class: "muted" }, T.runningNone),
   );

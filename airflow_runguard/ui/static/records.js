@@ -190,7 +190,8 @@ class List {
       this.tools();
     };
     const may = record.may_change && record.state === "in_doubt";
-    const [words, until] = { paused: [T.until, record.resume_at], running: [T.lease, record.lease_until] }[record.state] ?? [];
+    const waits = [T.until, record.resume_at]; // also what runs and keeps its place
+    const [words, until] = { paused: waits, running: record.resume_at ? waits : [T.lease, record.lease_until] }[record.state] ?? [];
     return h(
       "tr",
       {},
