@@ -57,7 +57,7 @@ def test_the_overview_counts_and_every_number_leads_to_its_list(page: Page, ledg
     for number in range(2):
         doubtful(ledger, f"overview/{number}")
     frame = page.open()
-    tile = frame.locator("a.tile", has_text="In doubt")
+    tile = frame.locator("a.figure", has_text="In doubt")
     assert int(tile.locator(".number").inner_text()) >= 2
     frame.locator("tr", has_text="done").get_by_role("link").first.click()
     frame.locator("table.list a.key", has_text=f"single/{paged}").wait_for()

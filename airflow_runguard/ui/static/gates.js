@@ -3,7 +3,7 @@ import { get, post } from "./api.js";
 import { ask, labelled } from "./dialog.js";
 import { button, empty, h, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
-import { badge, count, place } from "./parts.js";
+import { count, parameters, place } from "./parts.js";
 import { S } from "./strings.js";
 import { now, setNow, time } from "./times.js";
 
@@ -25,8 +25,10 @@ export async function show(main) {
 
 function picture(data, look) {
   const may = data.may_change;
+  const closed = Boolean(parameters().get("closed"));
+  const shown = { ...data, gates: data.gates.filter((gate) => gate.closed || !closed) };
   return [
-    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, T.emptyTodo), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
+    section(T.title, h("p", { class: "muted" }, T.told, closed ? [" ", h("a", { href: place("gates") }, T.allGates)] : ""), shown.gates.length ? gates(shown, look) : closed ? h("p", {}, T.emptyClosed) : empty(T.empty, T.emptyTodo), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
     section(T.freezes, h("p", { class: "muted" }, T.freezesTold), data.freezes.length ? freezes(data, look) : h("p", { class: "muted" }, T.freezesEmpty), may ? h("p", {}, button(A.freeze.button, () => freeze(look), { id: "freeze-new" })) : ""),
     section(T.history, data.history.length ? h("ol", { class: "timeline" }, ...data.history.map(happened)) : h("p", { class: "muted" }, T.historyEmpty)),
   ];

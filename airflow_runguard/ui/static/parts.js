@@ -10,7 +10,7 @@ export function place(view, more = {}) {
   const tab = parameters().get("tab");
   if (tab) search.set("tab", tab);
   for (const [name, value] of Object.entries(more)) {
-    if (value !== null && value !== undefined && value !== "") search.set(name, value);
+    for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") search.append(name, one);
   }
   return `?${search}`;
 }

@@ -9,7 +9,7 @@ import { setNow, time } from "./times.js";
 
 const T = S.records;
 const FIRST = ["state", "failure_class", "dag_id", "key_prefix", "needs_person", "sort"];
-const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "waiting", "holder", "currency", "since", "until"];
+const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "waiting", "prevented", "holder", "currency", "since", "until"];
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
 const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
 const ENOUGH = 50;
@@ -51,7 +51,7 @@ function form(filter) {
   const submit = (event) => {
     event.preventDefault();
     const more = {};
-    for (const [name, value] of new FormData(event.target)) more[name] = ["since", "until"].includes(name) && value ? new Date(value).toISOString() : value.trim();
+    for (const [name, value] of new FormData(event.target)) more[name] = ["since", "until"].includes(name) && value ? new Date(value).toISOString() : name === "state" ? value.split(",") : value.trim();
     window.location.assign(place("records", more));
   };
   const further = FURTHER.some((name) => filter[name]);
@@ -69,7 +69,11 @@ function field(name, value) {
   const text = T.fields[name];
   const choice = (values, words) =>
     h("label", {}, h("span", {}, text), h("select", { name }, h("option", { value: "" }, name === "sort" ? T.usual : T.any), ...values.map((one) => h("option", { value: one, selected: String(value) === one }, words[one]))));
-  if (name === "state") return choice(STATES, S.state);
+  if (name === "state") {
+    const several = value?.length > 1 ? String(value) : null; // as a number of the chart asks for them
+    return choice(several ? [several, ...STATES] : STATES, several ? { ...S.state, [several]: value.map((one) => S.state[one]).join(", ") } : S.state);
+  }
+  if (name === "prevented") return choice(["replay", "doubt"], T.prevented);
   if (name === "failure_class") return choice(CLASSES, S.failureClass);
   if (name === "sort") return choice(["newest", "oldest", "name"], T.sorts);
   if (name === "needs_person" || name === "waiting") return h("label", { class: "check" }, h("input", { type: "checkbox", name, value: "true", checked: value === "true" }), text);
