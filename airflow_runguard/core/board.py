@@ -363,6 +363,10 @@ class Board(Ledger):
         """The task instances that are parked in Airflow with a form about it."""
         return self._all("questions_of", {"id": record_id})
 
+    def replays_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
+        """How often its stored result was given back instead of calling again, and when last; empty = never."""
+        return self._all("replays_of", {"id": record_id})
+
     def names_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
         """When it was renamed."""
         return self._all("names_of", {"id": record_id})

@@ -256,6 +256,9 @@ def record(board: BoardDep, who: ReaderDep, record_id: Number) -> Data:
         "record": shapes.record(row, value, _telling(board, value), hide),
         "may_change": who.may_change(row["dag_id"]),
         "gate": _gate(gates[0]) if gates else None,
+        "replays": {name: shapes.plain(value) for name, value in replays[0].items()}
+        if (replays := board.replays_of(record_id))
+        else None,
         "events": [shapes.told(event) for event in board.events_of(record_id, limit=100)],
         "questions": [
             {name: shapes.plain(value) for name, value in asked.items()} for asked in board.questions_of(record_id)

@@ -70,7 +70,7 @@ def test_under_a_prefix_the_navigation_leads_to_the_overview_a_list_a_record_and
     dialog = frame.get_by_role("dialog")
     dialog.get_by_label("It happened").check()
     dialog.get_by_label("Reason").fill("seen in the vendor's portal")
-    dialog.get_by_role("button", name="Say so").click()
+    dialog.get_by_role("button", name="Resolve", exact=True).click()
     frame.locator(".title .badge.done").wait_for()
     assert state_of(ledger, record_id) is State.DONE
     assert all(urllib.parse.urlsplit(one.url).path.startswith(f"{PREFIX}/") for one in team.page.frames)
@@ -167,7 +167,7 @@ def test_a_doubt_is_found_and_resolved_by_keyboard_alone(page: Page, ledger: Led
     keyboard.type('"ch_typed"')
     reach(dialog.get_by_label("Reason"))
     keyboard.type("seen in the portal")
-    reach(dialog.get_by_role("button", name="Say so"))
+    reach(dialog.get_by_role("button", name="Resolve", exact=True))
     keyboard.press("Enter")
     frame.locator(".title .badge.done").wait_for()
     assert state_of(ledger, record_id) is State.DONE

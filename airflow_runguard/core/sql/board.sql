@@ -224,6 +224,9 @@ select e.* from runguard.event e where e.record_id = %(id)s::bigint and e.id < %
 select e.generation, e.at, e.actor, e.reason, e.detail from runguard.event e
  where e.record_id = %(id)s::bigint and e.kind = 'reopened' order by e.id desc limit %(limit)s::int
 
+-- name: replays_of
+select p.times, p.at from runguard.prevented p where p.kind = 'replay' and p.record_id = %(id)s::bigint
+
 -- name: names_of
 select e.* from runguard.event e where e.record_id = %(id)s::bigint and e.kind = 'renamed' order by e.id
 

@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { empty, h, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
-import { added, badge, className, count, money, place, task } from "./parts.js";
+import { badge, className, count, money, place, stake, task } from "./parts.js";
 import { S } from "./strings.js";
 import { setNow, time } from "./times.js";
 
@@ -48,20 +48,12 @@ function counted(data) {
   return cells;
 }
 
-const stake = (data, fits) => {
-  const amounts = new Map();
-  for (const one of data.counts.filter(fits)) {
-    if (one.amount !== undefined) amounts.set(one.currency, [...(amounts.get(one.currency) ?? []), one.amount]);
-  }
-  return [...amounts].map(([currency, some]) => [currency, added(some)]).filter(([, sum]) => Number(sum));
-};
-
 function tiles(data, cells) {
   const needs = data.counts.filter((one) => one.needs_person || one.state === "in_doubt").reduce((sum, one) => sum + one.n, 0);
   const tile = (name, number, link, { below = "", told = null, kind = "" } = {}) =>
     h("div", { class: `tile ${kind}`, title: told }, h("a", { class: "figure", href: link }, h("span", { class: "number" }, number), h("span", {}, name)), below && h("span", { class: "muted" }, below));
   const doubt = cells.get("in_doubt/*") ?? 0;
-  const amounts = (state) => stake(data, (one) => one.state === state).flatMap(([currency, sum], number) => [number ? ", " : "", h("a", { href: place("records", { state, currency }) }, money(sum, currency))]);
+  const amounts = (state) => stake(data.counts.filter((one) => one.state === state)).flatMap(([currency, sum], number) => [number ? ", " : "", h("a", { href: place("records", { state, currency }) }, money(sum, currency))]);
   const prevented = (kind) => tile(T.prevented[kind], count(data.prevented[kind].n, data.prevented[kind].more), place("records", { prevented: kind }), { below: T.lately, told: T.preventedTold[kind] });
   return h(
     "div",
@@ -145,7 +137,7 @@ function running(data) {
       ? h("ul", { class: "cards" }, ...data.running_now.map((one) => h(
           "li",
           {},
-          h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, S.record.facts.claimed_at.toLowerCase(), " ", time(one.claimed_at))),
+          h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, T.claimed, " ", time(one.claimed_at))),
           h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, time(one.lease_until, { words: S.records.lease }))),
         )))
       : h("p", { class: "muted" }, T.runningNone),

@@ -165,6 +165,8 @@ class List {
     const chosen = [...this.chosen].map((id) => this.rows.get(id)?.record).filter(Boolean);
     const all = h("input", { type: "checkbox", "aria-label": T.selectAll, title: T.selectAll, checked: chosen.length > 0 && chosen.length === doubtful.length, onchange: (event) => this.choose(event.target.checked ? doubtful.map(({ record }) => record.id) : []) });
     this.bar.hidden = !this.rows.size && !this.next;
+    this.place.classList.toggle("picking", doubtful.length > 0);
+    this.place.classList.toggle("priced", [...this.rows.values()].some(({ record }) => record.amount !== null));
     this.bar.replaceChildren(
       h("span", {}, h("strong", {}, T.count(count(this.rows.size), this.next)), " ", this.fresh),
       doubtful.length > 1 ? h("label", { class: "check" }, all, chosen.length ? T.selected(chosen.length) : T.selectAll) : "",
@@ -183,7 +185,7 @@ class List {
   }
 
   table() {
-    const heads = [["", ""], [T.state, ""], [T.key, ""], [T.failure, "narrow"], [T.why, "narrow"], [T.task, ""], [T.amount, "right"], [T.updated, ""]];
+    const heads = [["", "pick"], [T.state, ""], [T.key, ""], [T.failure, "narrow"], [T.why, "narrow"], [T.task, ""], [T.amount, "right"], [T.updated, ""]];
     return h("table", { class: "list" }, h("thead", {}, h("tr", {}, ...heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), this.body);
   }
 
@@ -200,7 +202,7 @@ class List {
       {},
       h("td", { class: "pick" }, may ? h("input", { type: "checkbox", "aria-label": T.select(record.key), checked: this.chosen.has(record.id), onchange: pick }) : ""),
       h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, time(until, { words })) : ""),
-      h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key" }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
+      h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key", title: record.key }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
       h("td", { class: "narrow" }, className(record.failure_class)),
       h("td", { class: "narrow said", title: record.error }, record.error || S.none),
       h("td", { class: "name" }, task(record), h("div", { class: "muted small" }, record.run_id ?? "")),
