@@ -8,7 +8,7 @@
 (%(dags)s::text[] is null or r.dag_id = any (%(dags)s::text[]))
 
 -- name: lately
-p.kind = %(prevented)s::text and p.at > clock_timestamp() - interval '30 days'
+p.kind = %(prevented)s::text and p.at > (select clock_timestamp() - interval '30 days')
 
 -- name: match
 r.deployment = %(deployment)s and @seen_by
@@ -162,8 +162,8 @@ select count(*) as n from (select from runguard.record r where r.state = 'runnin
 
 -- name: prevented
 select count(*) as looked_at, count(*) filter (where p.seen) as n from (
-    select r.deployment = %(deployment)s and @seen_by as seen from runguard.prevented p
-      join runguard.record r on r.id = p.record_id where @lately order by p.at desc limit %(limit)s::int) p
+    select %(dags)s::text[] is null or exists (select from runguard.record r where r.id = p.record_id and @seen_by) as seen
+      from runguard.prevented p where p.deployment = %(deployment)s and @lately order by p.at desc limit %(limit)s::int) p
 
 -- name: board_gates
 with waiting as (

@@ -234,13 +234,14 @@ create table runguard.watcher (
 -- Whose effect would have happened twice: records whose stored result was given back instead of calling again, and records
 -- that came in doubt. Of these a number leads to a list; no promise hangs on it.
 create table runguard.prevented (
-    record_id bigint not null,
-    kind      text not null check (kind in ('replay', 'doubt')),
-    times     bigint not null default 1,
-    at        timestamptz not null default clock_timestamp(),   -- the last time
+    record_id  bigint not null,
+    deployment text not null,                               -- the record's: who may see all is told without its line
+    kind       text not null check (kind in ('replay', 'doubt')),
+    times      bigint not null default 1,
+    at         timestamptz not null default clock_timestamp(),  -- the last time
     primary key (kind, record_id)
 );
-create index prevented_lately on runguard.prevented (kind, at);
+create index prevented_lately on runguard.prevented (deployment, kind, at);
 
 -- How many records stand where, and how many of those that began in an hour or day, so that nobody counts lines. A change
 -- of state appends one line to tally_change, which waits for nobody; runguard.fold() adds those lines up now and then.

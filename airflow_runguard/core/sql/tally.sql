@@ -21,7 +21,7 @@ begin
             coalesce(new.currency, ''), case when new.resume_at is null then '' else coalesce(new.gate, '') end,
             1, coalesce(new.amount, 0));
     if new.state = 'in_doubt' and (tg_op = 'INSERT' or old.state <> 'in_doubt') then
-        perform runguard.count_prevented(new.id, 'doubt');
+        perform runguard.count_prevented(new.id, new.deployment, 'doubt');
     end if;
     return null;
 end $$;

@@ -146,7 +146,7 @@ export const S = {
     values: {
       call_style: { body: "one call: the whole function", explicit: "the calls that the task names", batch: "one call for each item" },
       on_doubt: { ask: "a person is asked", replay: "sent again under the same vendor key", reconcile: "the vendor is asked" },
-      store_result: { all: "yes", none: "no" },
+      store_result: { all: "yes", digest: "only its fingerprint", none: "no" },
       completeness: { full: "all of it", partial: "a part of it", none: "nothing" },
     },
     effect: { not_applied: "not applied", unknown: "unknown", applied: "applied" },
