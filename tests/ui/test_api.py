@@ -41,6 +41,9 @@ def test_the_overview_counts_paused_as_paused_doubt_by_itself_and_says_what_is_a
     assert seen["prevented"] == {"replay": {"n": 2, "more": False}, "doubt": {"n": 1, "more": False}}
     lists = {kind: api.as_("vic").keys(prevented=kind) for kind in seen["prevented"]}
     assert lists == {"replay": ["invoice/5", "invoice/4"], "doubt": ["invoice/3"]}
+    listed = api.as_("vic").see("records", prevented="replay", sort="oldest")["records"]
+    replays = [api.as_("vic").see(f"records/{record['id']}")["replays"] for record in listed]
+    assert [each["times"] for each in replays] == [2, 1]
     counted = {(c["state"], c["failure_class"]): (c["n"], c.get("currency"), c.get("amount")) for c in seen["counts"]}
     assert counted == {
         ("paused", "quota"): (2, "EUR", "25.00"),
