@@ -191,7 +191,7 @@ class Entry(Ordering):
         """What follows from how it ended, while the ledger is at hand: people are told, counted for, and asked."""
         with suppress(LedgerUnavailable):
             if isinstance(how, core.Done) and how.replayed:
-                ledger.count_prevented(work.order.identity.namespace)
+                ledger.count_replay(work.order.identity)
             if isinstance(how, core.Ended | core.Waiting) and how.tells:
                 self._tell(ledger, work, how)
         if not isinstance(how, core.InDoubt):

@@ -95,6 +95,11 @@ PULSE = """
         on r.created_at > clock_timestamp() - make_interval(days => s.days)
      where r.state <> 'running' group by 1, 2, 3, 4, 5
 """
+PREVENTED = """
+    insert into runguard.prevented (record_id, deployment, kind, at)
+    select id, deployment, 'replay', created_at from runguard.record where id % 20 = 0
+     union all select id, deployment, 'doubt', first_unknown_at from runguard.record where state = 'in_doubt'
+"""
 LATER = """
     select format('drop index %I.%I', schemaname, indexname), indexdef from pg_indexes
      where schemaname = 'runguard' and tablename in ('record', 'event')
@@ -126,7 +131,7 @@ def fill(url: str, rows: int) -> None:
             window = {"low": low, "high": min(low + STEP, rows) - 1}
             connection.execute(ITEMS, {**window, "id": bulky, "rows": rows})
             connection.execute(EVENTS, {"low": low + 1, "high": min(low + STEP, rows)})
-        for statement in (*(create for _, create in indexes), LOUD, TALLY, PULSE):
+        for statement in (*(create for _, create in indexes), LOUD, TALLY, PULSE, PREVENTED):
             connection.execute(statement)
         connection.execute(
             "insert into runguard.gate (deployment, name, closed_until, why) "
@@ -166,6 +171,8 @@ def questions(bulky: int, rows: int) -> dict[str, list[tuple[str, dict[str, Any]
         {"key_prefix": "there is none"},
         {"partition": f"{now - timedelta(days=12):%Y-%m-%d}"},
         {"holder": "worker-7"},
+        {"prevented": "replay"},
+        {"prevented": "doubt", "sort": "oldest"},
         {"holder": "there is none"},
         {"since": at(10), "until": at(9)},
     ]

@@ -57,6 +57,7 @@ class Filter:
 
     :param failure_class: ``none`` = those without one. :param prefix: of the key.
     :param holder: the host, the run or the id of the task instance that has or had it.
+    :param prevented: ``replay`` or ``doubt``: a plain retry would have had its effect twice, in the last 30 days.
     :param waiting: has a turn at a gate: paused, or in doubt and about to be sent again.
     :param since, until: when the record began.
     """
@@ -75,6 +76,7 @@ class Filter:
     holder: str | None = None
     needs_person: bool = False
     waiting: bool = False
+    prevented: str | None = None
     since: datetime | None = None
     until: datetime | None = None
 
@@ -176,6 +178,8 @@ class Board(Ledger):
         states = self._states(wanted)
         if states is not None and State.DONE not in states:
             return "state", states
+        if wanted.prevented is not None:
+            return "prevented", ()
         if wanted.dag_id is not None:
             return "dag", (wanted.dag_id,)
         if readable is not None:
@@ -284,7 +288,8 @@ class Board(Ledger):
         return self._all("tallied", {"deployment": self.deployment, "dags": _listed(readable)})
 
     def pulses(self, span: str, since: datetime, readable: Readable = None) -> Sequence[Mapping[str, Any]]:
-        """How many records came into each state in each ``hour`` or ``day`` (of UTC)."""
+        """How many of the records that began in each ``hour`` or ``day`` (of UTC) stand where: all states but
+        ``running``."""
         return self._all(
             "pulses", {"deployment": self.deployment, "dags": _listed(readable), "span": span, "since": since}
         )
@@ -293,6 +298,12 @@ class Board(Ledger):
         """Up to :data:`MANY`."""
         row = self._one("running", {"deployment": self.deployment, "dags": _listed(readable), "limit": MANY})
         return int(row["n"])
+
+    def prevented(self, kind: str, readable: Readable = None) -> tuple[int, bool]:
+        """How many records :attr:`Filter.prevented` finds, and whether there are more: it looks at :data:`MANY`."""
+        parameters = {"deployment": self.deployment, "dags": _listed(readable), "prevented": kind, "limit": MANY}
+        row = self._one("prevented", parameters)
+        return row["n"], row["looked_at"] >= MANY
 
     # -- gates, freezes, the ledger itself -----------------------------------------------------------------------------
 
@@ -351,6 +362,10 @@ class Board(Ledger):
     def questions_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
         """The task instances that are parked in Airflow with a form about it."""
         return self._all("questions_of", {"id": record_id})
+
+    def replays_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
+        """How often its stored result was given back instead of calling again, and when last; empty = never."""
+        return self._all("replays_of", {"id": record_id})
 
     def names_of(self, record_id: int) -> Sequence[Mapping[str, Any]]:
         """When it was renamed."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_runguard.core.record import Holder, Record
+from airflow_runguard.core.record import Holder, Identity, Record
 from airflow_runguard.core.rows import clean
 from airflow_runguard.core.seam import Seam
 
@@ -110,12 +110,9 @@ class Waits(Seam):
     def notice_sent(self, notice_id: int, error: str | None = None) -> None:
         self._one("notice_sent", {"id": notice_id, "error": clean(error)})
 
-    def count_prevented(self, namespace: str) -> None:
-        """Count that a stored result was given back instead of a call."""
-        self._one("count_prevented", {"deployment": self.deployment, "namespace": namespace})
-
-    def prevented(self, days: int) -> int:
-        return int(self._one("prevented", {"deployment": self.deployment, "days": days})["times"])
+    def count_replay(self, identity: Identity) -> None:
+        """Note that a stored result was given back instead of a call."""
+        self._one("count_replay", {"deployment": self.deployment, "namespace": identity.namespace, "key": identity.key})
 
     # -- gates and freezes -------------------------------------------------------------------------------------------
 

@@ -70,6 +70,10 @@ class Wanted(BaseModel):
     holder: Annotated[Text | None, Field(description="host, run or task instance id of the (last) holder")] = None
     needs_person: bool = False
     waiting: Annotated[bool, Field(description="has a turn at a gate: paused, or in doubt and sent again")] = False
+    prevented: Annotated[
+        Literal["replay", "doubt"] | None,
+        Field(description="in the last 30 days its result was given back instead of calling again / it came in doubt"),
+    ] = None
     since: Annotated[Moment, Field(description="begun at or after")] = None
     until: Annotated[Moment, Field(description="begun before")] = None
     sort: Literal["newest", "oldest", "name"] | None = None
@@ -151,18 +155,13 @@ def overview(board: BoardDep, who: ReaderDep) -> Data:
         "needs_person": [shapes.line(row) for row in needing.rows],
         "gates": [_gate(row) for row in gates if row["closed"]],
         "freezes": [_freeze(row) for row in board.board_freezes(readable) if row["thawed_at"] is None],
-        "replayed": board.prevented(30) if readable is None else None,
-        "not_sent_again": _doubts(board, meta["now"], who),
+        "prevented": {
+            kind: dict(zip(("n", "more"), board.prevented(kind, readable), strict=True)) for kind in ("replay", "doubt")
+        },
     }
 
 
-def _doubts(board: Board, now: datetime, who: ReaderDep) -> int:
-    """How often in 30 days a call's outcome was unknown, where a plain retry would have sent it again."""
-    since = (now - timedelta(days=30)).replace(hour=0, minute=0, second=0, microsecond=0)
-    return sum(row["n"] for row in board.pulses("day", since, who.dags) if row["state"] == State.IN_DOUBT)
-
-
-@router.get("/pulse", summary="How many records came into each state, by hour or day (UTC)")
+@router.get("/pulse", summary="Where the records stand that began in each hour or day (UTC)")
 def pulse(board: BoardDep, who: ReaderDep, window: Literal["24h", "7d", "30d"] = "24h") -> Data:
     span, length = WINDOWS[window]
     now = board.check()["now"].astimezone(UTC)
@@ -257,6 +256,9 @@ def record(board: BoardDep, who: ReaderDep, record_id: Number) -> Data:
         "record": shapes.record(row, value, _telling(board, value), hide),
         "may_change": who.may_change(row["dag_id"]),
         "gate": _gate(gates[0]) if gates else None,
+        "replays": {name: shapes.plain(value) for name, value in replays[0].items()}
+        if (replays := board.replays_of(record_id))
+        else None,
         "events": [shapes.told(event) for event in board.events_of(record_id, limit=100)],
         "questions": [
             {name: shapes.plain(value) for name, value in asked.items()} for asked in board.questions_of(record_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -77,6 +77,11 @@ def test_the_tally_is_the_count_whatever_happens_and_whenever_it_is_folded(
     sql.execute("select runguard.fold()")
     assert tallied(board) == counted(sql)
     assert sql.execute("select count(*) from runguard.tally_change").fetchone() == (0,)
+    for span, length in (("hour", timedelta(hours=1)), ("day", timedelta(days=1))):
+        for slot in board.pulses(span, datetime.now(UTC) - timedelta(days=2)):
+            listed = Filter(states=(slot["state"],), since=slot["at"], until=slot["at"] + length)
+            assert len(list(board.whole(listed))) == slot["n"], slot
+    assert board.prevented("doubt") == (len(list(board.whole(Filter(prevented="doubt")))), False)
 
 
 def waiting(board: Board, readable: set[str] | None = None) -> dict[str, int]:
@@ -140,6 +145,32 @@ def test_a_claim_that_is_refused_or_replayed_counts_nothing(ledger: Ledger, sql:
     for _ in range(3):
         ledger.claim(held.order, engine.holder())
     assert sql.execute("select count(*) from runguard.tally_change").fetchone() == before
+
+
+def test_what_would_have_happened_twice_is_counted_as_the_list_shows_it(
+    ledger: Ledger, sql: SQL, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = [books.bring(ledger, State.DONE, engine.order(f"done{n}")) for n in range(4)]
+    mine = [
+        books.bring(ledger, State.IN_DOUBT, engine.order(f"doubt{n}"), engine.holder(dag_id="bill")) for n in range(3)
+    ]
+    ledger.resolve(mine[0].id, "did_not_happen", force=True, **PEOPLE)
+    for held in (done[0], done[0], done[1], done[2]):
+        ledger.count_replay(held.order.identity)
+    sql.execute("update runguard.prevented set at = at - interval '31 days' where record_id = %s", [done[1].id])
+
+    def keys(kind: str, **more: Any) -> list[str]:
+        return sorted(row["key"] for row in board.whole(Filter(prevented=kind, **more)))
+
+    assert (board.prevented("replay"), keys("replay")) == ((2, False), ["done0", "done2"])
+    assert (board.prevented("doubt"), keys("doubt")) == ((3, False), ["doubt0", "doubt1", "doubt2"])
+    assert keys("doubt", prefix="doubt1") == keys("doubt", states=("in_doubt",), prefix="doubt1") == ["doubt1"]
+    assert keys("doubt", states=("in_doubt",)) == ["doubt1", "doubt2"]
+    assert board.prevented("doubt", {"ship"}) == (0, False)
+    assert board.prevented("doubt", {"bill"}) == (3, False)
+    monkeypatch.setattr("airflow_runguard.core.board.MANY", 2)
+    assert board.prevented("doubt") == (2, True), "more than two"
+    assert sql.execute("select times from runguard.prevented where record_id = %s", [done[0].id]).fetchone() == (2,)
 
 
 def test_the_pulse_is_the_same_before_and_after_it_is_folded(ledger: Ledger, sql: SQL, board: Board) -> None:

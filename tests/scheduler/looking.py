@@ -85,10 +85,10 @@ def ledger(ground: Ground) -> Iterator[Ledger]:
         yield ledger
 
 
-def doubtful(ledger: Ledger, key: str) -> int:
+def doubtful(ledger: Ledger, key: str, **more: Any) -> int:
     """A record in doubt, as a task leaves it whose answer never came."""
     order = Order(
-        identity=keys.identity(DEPLOYMENT, "pages", key), payload=keys.payload({"n": key}), max_call_time=0.01
+        identity=keys.identity(DEPLOYMENT, "pages", key), payload=keys.payload({"n": key}), max_call_time=0.01, **more
     )
     holder = Holder(uuid.uuid4().hex, uuid.uuid4().hex, "paging", "single", "no-such-run", 1, -1, "host", 1)
     claim = ledger.claim(order, holder)

@@ -35,9 +35,15 @@ def test_the_overview_counts_paused_as_paused_doubt_by_itself_and_says_what_is_a
     for number, state in enumerate((State.PAUSED, State.PAUSED, State.FAILED, State.IN_DOUBT, State.DONE, State.DONE)):
         put(ledger, f"invoice/{number}", state, amount=Decimal("12.50"), currency="EUR")
     books.enter(ledger, order("invoice/running"), engine.holder(dag_id="bill"))
-    ledger.count_prevented("billing")
+    for number in (4, 4, 5):
+        ledger.count_replay(order(f"invoice/{number}").identity)
     seen = api.as_("vic").see("overview")
-    assert seen["replayed"] == 1
+    assert seen["prevented"] == {"replay": {"n": 2, "more": False}, "doubt": {"n": 1, "more": False}}
+    lists = {kind: api.as_("vic").keys(prevented=kind) for kind in seen["prevented"]}
+    assert lists == {"replay": ["invoice/5", "invoice/4"], "doubt": ["invoice/3"]}
+    listed = api.as_("vic").see("records", prevented="replay", sort="oldest")["records"]
+    replays = [api.as_("vic").see(f"records/{record['id']}")["replays"] for record in listed]
+    assert [each["times"] for each in replays] == [2, 1]
     counted = {(c["state"], c["failure_class"]): (c["n"], c.get("currency"), c.get("amount")) for c in seen["counts"]}
     assert counted == {
         ("paused", "quota"): (2, "EUR", "25.00"),

@@ -99,7 +99,8 @@ def test_rows_of_other_dags_are_not_there_for_who_may_see_only_one(api: Api, led
     overview = person.see("overview")
     assert [r["key"] for r in overview["needs_person"]] == ["mine"]
     assert sum(count["n"] for count in overview["counts"]) == 1
-    assert overview["not_sent_again"] == 1
+    assert overview["prevented"]["doubt"] == {"n": 1, "more": False}
+    assert person.keys(prevented="doubt") == ["mine"]
     for path in BODIES:
         status = call(api, "POST", path, person.headers, others.id)
         assert status == (404 if "{record_id}" in path else 403), path

@@ -7,6 +7,9 @@
 -- name: seen_by
 (%(dags)s::text[] is null or r.dag_id = any (%(dags)s::text[]))
 
+-- name: lately
+p.kind = %(prevented)s::text and p.at > (select clock_timestamp() - interval '30 days')
+
 -- name: match
 r.deployment = %(deployment)s and @seen_by
           and (%(states)s::text[] is null or r.state = any (%(states)s::text[]))
@@ -23,6 +26,7 @@ r.deployment = %(deployment)s and @seen_by
           and (%(holder)s::text is null or %(holder)s in (r.host, r.ti_id, r.run_id))
           and (not %(needs_person)s or r.needs_person or r.state = 'in_doubt')
           and (not %(waiting)s or r.resume_at is not null)
+          and (%(prevented)s::text is null or exists (select from runguard.prevented p where p.record_id = r.id and @lately))
           and (%(since)s::timestamptz is null or r.created_at >= %(since)s)
           and (%(until)s::timestamptz is null or r.created_at < %(until)s)
 
@@ -72,6 +76,13 @@ with scanned as materialized (
 -- name: page_run
 with scanned as materialized (
     select '' as branch, r.id, (@match) as fits from runguard.record r where r.run_id = %(run_id)s and @within
+), @page
+
+-- name: page_prevented
+with scanned as materialized (
+    select '' as branch, r.id, (@match) as fits from (
+        select r.id from (select p.record_id as id from runguard.prevented p where p.kind = %(prevented)s::text) r
+         where @within) x join runguard.record r on r.id = x.id
 ), @page
 
 -- name: page_ids
@@ -136,9 +147,9 @@ select p.at, p.state, sum(p.n)::bigint as n
   from (select deployment, dag_id, at, state, n from runguard.pulse
          where deployment = %(deployment)s and span = %(span)s and at >= %(since)s
          union all
-        select deployment, dag_id, date_trunc(%(span)s, at, 'UTC'), state, 1 from runguard.tally_change
-         where entered and deployment = %(deployment)s and at >= %(since)s) p
- where (%(dags)s::text[] is null or p.dag_id = any (%(dags)s::text[])) group by 1, 2 order by 1
+        select deployment, dag_id, date_trunc(%(span)s, began, 'UTC'), state, n from runguard.tally_change
+         where deployment = %(deployment)s and began >= %(since)s and state <> 'running') p
+ where (%(dags)s::text[] is null or p.dag_id = any (%(dags)s::text[])) group by 1, 2 having sum(p.n) <> 0 order by 1
 
 -- name: unfolded
 select count(*) as n from (select from runguard.tally_change limit %(limit)s::int) c
@@ -149,6 +160,11 @@ select runguard.fold()
 -- name: running
 select count(*) as n from (select from runguard.record r where r.state = 'running' and r.deployment = %(deployment)s
                               and @seen_by limit %(limit)s::int) c
+
+-- name: prevented
+select count(*) as looked_at, count(*) filter (where p.seen) as n from (
+    select %(dags)s::text[] is null or exists (select from runguard.record r where r.id = p.record_id and @seen_by) as seen
+      from runguard.prevented p where p.deployment = %(deployment)s and @lately order by p.at desc limit %(limit)s::int) p
 
 -- name: board_gates
 with waiting as (
@@ -208,6 +224,9 @@ select e.* from runguard.event e where e.record_id = %(id)s::bigint and e.id < %
 -- name: generations_of
 select e.generation, e.at, e.actor, e.reason, e.detail from runguard.event e
  where e.record_id = %(id)s::bigint and e.kind = 'reopened' order by e.id desc limit %(limit)s::int
+
+-- name: replays_of
+select p.times, p.at from runguard.prevented p where p.kind = 'replay' and p.record_id = %(id)s::bigint
 
 -- name: names_of
 select e.* from runguard.event e where e.record_id = %(id)s::bigint and e.kind = 'renamed' order by e.id

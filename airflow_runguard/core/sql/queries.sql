@@ -151,12 +151,8 @@ select n.*, r.namespace, r.key, r.dag_id, r.task_id, r.run_id, r.map_index, r.st
 -- name: notice_sent
 select runguard.notice_sent(%(id)s, %(error)s)
 
--- name: count_prevented
-select runguard.count_prevented(%(deployment)s, %(namespace)s)
-
--- name: prevented
-select coalesce(sum(p.times), 0)::bigint as times from runguard.prevented p
- where p.deployment = %(deployment)s and p.day >= current_date - %(days)s::int
+-- name: count_replay
+select runguard.count_replay(%(deployment)s, %(namespace)s, %(key)s)
 
 -- name: gates
 select g.*, clock_timestamp() as now,

@@ -231,17 +231,21 @@ create table runguard.watcher (
     waits      integer not null default 0
 );
 
--- How often a stored result was given back instead of calling again. A count for people; no promise hangs on it.
+-- Whose effect would have happened twice: records whose stored result was given back instead of calling again, and records
+-- that came in doubt. Of these a number leads to a list; no promise hangs on it.
 create table runguard.prevented (
-    deployment text not null,
-    namespace  varchar(512) not null,
-    day        date not null,
+    record_id  bigint not null,
+    deployment text not null,                               -- the record's: who may see all is told without its line
+    kind       text not null check (kind in ('replay', 'doubt')),
     times      bigint not null default 1,
-    primary key (deployment, namespace, day)
+    at         timestamptz not null default clock_timestamp(),  -- the last time
+    primary key (kind, record_id)
 );
+create index prevented_lately on runguard.prevented (deployment, kind, at);
 
--- How many records stand where, and when they came there, so that nobody counts lines. A change of state appends one line
--- to tally_change, which waits for nobody; runguard.fold() adds those lines up now and then. Both together are exact.
+-- How many records stand where, and how many of those that began in an hour or day, so that nobody counts lines. A change
+-- of state appends one line to tally_change, which waits for nobody; runguard.fold() adds those lines up now and then.
+-- Both together are exact.
 create table runguard.tally (
     deployment    text not null,
     dag_id        text not null,
@@ -255,7 +259,7 @@ create table runguard.tally (
     primary key (deployment, dag_id, state, failure_class, needs_person, currency, gate)
 );
 create table runguard.tally_change (
-    at            timestamptz not null default clock_timestamp(),
+    began         timestamptz not null,                     -- the record did
     deployment    text not null,
     dag_id        text not null,
     state         text not null,
@@ -264,13 +268,12 @@ create table runguard.tally_change (
     currency      text not null,
     gate          text not null,
     n             smallint not null check (n in (-1, 1)),
-    amount        numeric not null,
-    entered       boolean not null                          -- it came into this state, and did not only change within it
+    amount        numeric not null
 );
 create table runguard.pulse (
     deployment text not null,
     span       text not null check (span in ('hour', 'day')),
-    at         timestamptz not null,
+    at         timestamptz not null,                        -- when they began
     dag_id     text not null,
     state      text not null,
     n          bigint not null,

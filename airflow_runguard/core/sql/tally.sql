@@ -6,20 +6,23 @@ begin
     if tg_op = 'UPDATE' then
         if (old.state <> 'running' or old.resume_at is not null) and old.renamed_to is null then
             insert into runguard.tally_change
-                   (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount, entered)
-            values (old.deployment, coalesce(old.dag_id, ''), old.state, coalesce(old.failure_class, ''), old.needs_person,
+                   (began, deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount)
+            values (old.created_at, old.deployment, coalesce(old.dag_id, ''), old.state, coalesce(old.failure_class, ''), old.needs_person,
                     coalesce(old.currency, ''), case when old.resume_at is null then '' else coalesce(old.gate, '') end,
-                    -1, -coalesce(old.amount, 0), false);
+                    -1, -coalesce(old.amount, 0));
         end if;
         if new.state = 'running' and new.resume_at is null or new.renamed_to is not null then
             return null;
         end if;
     end if;
     insert into runguard.tally_change
-           (deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount, entered)
-    values (new.deployment, coalesce(new.dag_id, ''), new.state, coalesce(new.failure_class, ''), new.needs_person,
+           (began, deployment, dag_id, state, failure_class, needs_person, currency, gate, n, amount)
+    values (new.created_at, new.deployment, coalesce(new.dag_id, ''), new.state, coalesce(new.failure_class, ''), new.needs_person,
             coalesce(new.currency, ''), case when new.resume_at is null then '' else coalesce(new.gate, '') end,
-            1, coalesce(new.amount, 0), new.state <> 'running' and (tg_op = 'INSERT' or new.state <> old.state));
+            1, coalesce(new.amount, 0));
+    if new.state = 'in_doubt' and (tg_op = 'INSERT' or old.state <> 'in_doubt') then
+        perform runguard.count_prevented(new.id, new.deployment, 'doubt');
+    end if;
     return null;
 end $$;
 
@@ -56,8 +59,9 @@ begin
         do update set n = t.n + excluded.n, amount = t.amount + excluded.amount
     )
     insert into runguard.pulse as p (deployment, span, at, dag_id, state, n)
-    select g.deployment, s.span, date_trunc(s.span, g.at, 'UTC'), g.dag_id, g.state, count(*)
-      from gone g cross join (values ('hour'), ('day')) s (span) where g.entered group by 1, 2, 3, 4, 5
+    select g.deployment, s.span, date_trunc(s.span, g.began, 'UTC'), g.dag_id, g.state, sum(g.n)
+      from gone g cross join (values ('hour'), ('day')) s (span) where g.state <> 'running'
+     group by 1, 2, 3, 4, 5 having sum(g.n) <> 0
     on conflict (deployment, span, at, dag_id, state) do update set n = p.n + excluded.n;
     delete from runguard.pulse p where p.span = 'hour' and p.at < clock_timestamp() - interval '3 days';
 end $$;

@@ -141,9 +141,15 @@ create or replace function runguard.notice_sent(p_id bigint, p_error text) retur
     update runguard.notice n set sent_at = case when p_error is null then clock_timestamp() end, error = p_error where n.id = p_id
 $$;
 
-create or replace function runguard.count_prevented(p_deployment text, p_namespace text) returns void language plpgsql as $$
+create or replace function runguard.count_prevented(p_record bigint, p_deployment text, p_kind text) returns void language sql as $$
+    insert into runguard.prevented (record_id, deployment, kind) values (p_record, p_deployment, p_kind)
+    on conflict (kind, record_id) do update set times = prevented.times + 1, at = clock_timestamp()
+$$;
+
+-- Its stored result was given back; a former name's is that of the record itself.
+create or replace function runguard.count_replay(p_deployment text, p_namespace text, p_key text) returns void language plpgsql as $$
 begin
     perform set_config('synchronous_commit', 'off', true);      -- a count; nothing hangs on it
-    insert into runguard.prevented (deployment, namespace, day) values (p_deployment, p_namespace, current_date)
-    on conflict (deployment, namespace, day) do update set times = prevented.times + 1;
+    perform runguard.count_prevented(coalesce(r.renamed_to, r.id), p_deployment, 'replay') from runguard.record r
+      where r.deployment = p_deployment and r.namespace = p_namespace and r.key = p_key;
 end $$;

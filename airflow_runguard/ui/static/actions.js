@@ -2,6 +2,7 @@
 import { airflow, get, post } from "./api.js";
 import { ask, labelled, options } from "./dialog.js";
 import { button, h, note } from "./dom.js";
+import { money, stake } from "./parts.js";
 import { S } from "./strings.js";
 import { now } from "./times.js";
 
@@ -108,7 +109,7 @@ export function resolveMany(records, done) {
   ask({
     title: T.resolve.title,
     fields: [
-      h("p", {}, T.resolve.many(records.length)),
+      h("p", {}, T.resolve.many(records.length, stake(records).map(([currency, sum]) => money(sum, currency)).join(", "))),
       h("ul", { class: "names" }, ...records.map((record) => h("li", { id: `chosen-${record.id}` }, record.key))),
       ...resolveFields(null, T.resolve.answer),
     ],

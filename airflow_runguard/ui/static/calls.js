@@ -3,9 +3,9 @@ import { reopenItems, resolve } from "./actions.js";
 import { get } from "./api.js";
 import { button, h, section } from "./dom.js";
 import { keepingFocus } from "./live.js";
-import { badge, copyable, count, json } from "./parts.js";
+import { badge, copyable, count } from "./parts.js";
 import { S } from "./strings.js";
-import { time } from "./times.js";
+import { span, time } from "./times.js";
 
 const T = S.record;
 const ROW = 34; // pixels, as in app.css
@@ -79,7 +79,7 @@ export class Calls {
     const which = latest > 1
       ? h("select", { name: "generation", "aria-label": T.facts.generation, onchange: choose }, ...generations.map((one) => h("option", { value: one, selected: String(one) === String(this.generation || latest) }, T.generation(one))))
       : "";
-    const progress = Object.keys(this.progress ?? {}).length ? h("p", { class: "progress" }, ...bar(this.progress)) : "";
+    const progress = Object.keys(this.progress ?? {}).length ? h("p", { class: "progress" }, h("strong", {}, `${T.progress}: `), howFar(this.progress)) : "";
     const several = this.rows.length > 1 || this.state || this.next || latest > 1;
     if (!several && !this.rows.length) {
       this.place.replaceChildren();
@@ -151,9 +151,8 @@ export class Calls {
   }
 }
 
-/** How far a batch is, as it says itself: the numbers it gives, as they are. */
-function bar(progress) {
-  const numbers = Object.entries(progress).filter(([, value]) => typeof value === "number");
-  const others = Object.entries(progress).filter(([, value]) => typeof value !== "number");
-  return [h("strong", {}, `${T.progress}: `), numbers.map(([name, value]) => `${name.replaceAll("_", " ")} ${value.toLocaleString()}`).join(" · "), others.length ? json(Object.fromEntries(others)) : ""];
+/** How far a batch is, as its holder said last. What is zero is left out. */
+function howFar(progress) {
+  const said = Object.entries(T.howFar).filter(([name]) => progress[name]).map(([, sentence]) => sentence({ ...progress, still: span(progress.eta ?? 0) }));
+  return said.join(" · ");
 }

@@ -3,9 +3,9 @@ import { get, post } from "./api.js";
 import { ask, labelled } from "./dialog.js";
 import { button, empty, h, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
-import { badge, count, place } from "./parts.js";
+import { count, parameters, place } from "./parts.js";
 import { S } from "./strings.js";
-import { now, setNow, time } from "./times.js";
+import { absolute, now, setNow, span, time } from "./times.js";
 
 const T = S.gates;
 const A = S.act;
@@ -25,8 +25,10 @@ export async function show(main) {
 
 function picture(data, look) {
   const may = data.may_change;
+  const closed = Boolean(parameters().get("closed"));
+  const shown = { ...data, gates: data.gates.filter((gate) => gate.closed || !closed) };
   return [
-    section(T.title, h("p", { class: "muted" }, T.told), data.gates.length ? gates(data, look) : empty(T.empty, T.emptyTodo), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
+    section(T.title, h("p", { class: "muted" }, T.told, closed ? [" ", h("a", { href: place("gates") }, T.allGates)] : ""), shown.gates.length ? gates(shown, look) : closed ? h("p", {}, T.emptyClosed) : empty(T.empty, T.emptyTodo), may ? h("p", {}, button(A.close.button, () => close(null, look), { id: "close-new" })) : ""),
     section(T.freezes, h("p", { class: "muted" }, T.freezesTold), data.freezes.length ? freezes(data, look) : h("p", { class: "muted" }, T.freezesEmpty), may ? h("p", {}, button(A.freeze.button, () => freeze(look), { id: "freeze-new" })) : ""),
     section(T.history, data.history.length ? h("ol", { class: "timeline" }, ...data.history.map(happened)) : h("p", { class: "muted" }, T.historyEmpty)),
   ];
@@ -45,19 +47,19 @@ function gates(data, look) {
       h("td", {}, gate.waiting ? h("a", { href: place("records", { gate: gate.name, waiting: "true" }) }, count(gate.waiting)) : "0"),
       h("td", { class: "pace" }, T.pace_(gate.rate ?? data.default_rate, gate.rate !== null)),
       h("td", { class: "buttons" }, data.may_change
-        ? [gate.closed ? named(A.open.one, gate.name, () => open(gate, look)) : named(A.close.one, gate.name, () => close(gate, look)), named(A.rate.one, gate.name, () => pace(gate, look))]
+        ? [gate.closed ? named(A.open.one, gate.name, () => open(gate, look)) : named(A.close.one, gate.name, () => close(gate, look)), named(A.rate.one, gate.name, () => pace(gate, data.default_rate, look))]
         : "")))),
   ));
 }
 
 function freezes(data, look) {
-  return h("div", { class: "wide" }, h("table", {},
+  return h("div", { class: "wide" }, h("table", { class: "gates" },
     heads(T.scope, T.since, T.by, T.reason, T.ended, ""),
     h("tbody", {}, ...data.freezes.map((one) => h("tr", { class: one.thawed_at ? "muted" : "" },
       h("th", { scope: "row", class: "name" }, scoped(one)),
       h("td", {}, time(one.at, { both: true })),
       h("td", {}, one.actor),
-      h("td", { class: "said" }, one.reason),
+      h("td", { class: "said", title: one.reason }, one.reason),
       h("td", {}, one.thawed_at ? [time(one.thawed_at), h("div", { class: "small" }, `${one.thawed_by}: ${one.thaw_reason}`)] : S.none),
       h("td", { class: "buttons" }, !one.thawed_at && data.may_change ? named(A.thaw.one, scoped(one), () => thaw(one, look)) : "")))),
   ));
@@ -70,8 +72,8 @@ const named = (text, name, click) => button(text, click, { "aria-label": `${text
 
 function happened(one) {
   const about = one.gate ?? (one.scope ? scoped(one) : "");
-  const until = one.until && one.until !== "infinity" ? [" → ", time(one.until, { both: true })] : "";
-  const rate = one.rate ? ` → ${one.rate}/s` : "";
+  const until = one.until && one.until !== "infinity" ? ` ${T.untilThen} ${absolute(one.until)}` : "";
+  const rate = one.rate ? ` ${T.to} ${one.rate}/s` : "";
   return h("li", {}, h("span", { class: "at" }, time(one.at, { both: true })), h("span", { class: "sentence" }, `${one.actor} ${T.kinds[one.kind] ?? one.kind} ${about}`, rate, until, one.reason ? `: ${one.reason}` : ""));
 }
 
@@ -95,11 +97,14 @@ function open(gate, done) {
   ask({ title: A.open.title(gate.name), will: () => A.open.will, go: A.open.go, send: (values) => post("gates/open", { gate: gate.name, epoch: gate.epoch, reason: values.reason }), done });
 }
 
-function pace(gate, done) {
+function pace(gate, usual, done) {
   ask({
     title: A.rate.title(gate.name),
-    fields: [labelled(A.rate.rate, h("input", { name: "rate", type: "number", min: "0.001", step: "any", value: gate.rate ?? "" }))],
-    will: () => A.rate.will,
+    fields: [labelled(A.rate.rate(usual), h("input", { name: "rate", type: "number", min: "0.001", step: "any", value: gate.rate ?? "" }))],
+    will: (values) => {
+      const rate = Number(values.rate) || usual;
+      return A.rate.will(gate.waiting, rate.toLocaleString(), span(Math.max(0, gate.waiting - 1) / rate));
+    },
     go: A.rate.go,
     send: (values) => post("gates/rate", { gate: gate.name, epoch: gate.epoch, rate: values.rate ? Number(values.rate) : null, reason: values.reason }),
     done,
@@ -107,13 +112,19 @@ function pace(gate, done) {
 }
 
 function freeze(done) {
+  const name = labelled("", h("input", { name: "value", maxlength: 512, autocomplete: "off" }));
   ask({
     title: A.freeze.title,
     fields: [
       labelled(A.freeze.scope, h("select", { name: "scope" }, ...Object.entries(A.freeze.scopes).map(([value, text]) => h("option", { value, selected: value === "dag_id" }, text)))),
-      labelled(A.freeze.value, h("input", { name: "value", maxlength: 512, autocomplete: "off" })),
+      name,
     ],
-    will: () => A.freeze.will,
+    will({ scope, value }) {
+      name.hidden = scope === "all";
+      name.querySelector("input").required = scope !== "all";
+      name.querySelector("span").textContent = A.freeze.value[scope] ?? "";
+      return A.freeze.will(A.freeze.where[scope](value.trim() || "…"));
+    },
     go: A.freeze.go,
     danger: true,
     send: (values) => post("freezes", { scope: values.scope, value: values.scope === "all" ? "" : values.value.trim(), reason: values.reason }),

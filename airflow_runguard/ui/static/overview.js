@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { bars } from "./chart.js";
 import { empty, h, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
-import { added, badge, className, count, money, place, task } from "./parts.js";
+import { badge, className, count, money, place, stake, task } from "./parts.js";
 import { S } from "./strings.js";
 import { setNow, time } from "./times.js";
 
@@ -48,31 +48,23 @@ function counted(data) {
   return cells;
 }
 
-const stake = (data, fits) => {
-  const amounts = new Map();
-  for (const one of data.counts.filter(fits)) {
-    if (one.amount !== undefined) amounts.set(one.currency, [...(amounts.get(one.currency) ?? []), one.amount]);
-  }
-  return [...amounts].map(([currency, some]) => [currency, added(some)]).filter(([, sum]) => Number(sum)).map(([currency, sum]) => money(sum, currency)).join(", ");
-};
-
 function tiles(data, cells) {
   const needs = data.counts.filter((one) => one.needs_person || one.state === "in_doubt").reduce((sum, one) => sum + one.n, 0);
-  const tile = (name, number, link, told, kind = "") =>
-    h("a", { class: `tile ${kind}`, href: link }, h("span", { class: "number" }, number), h("span", {}, name), told ? h("span", { class: "muted" }, told) : null);
+  const tile = (name, number, link, { below = "", told = null, kind = "" } = {}) =>
+    h("div", { class: `tile ${kind}`, title: told }, h("a", { class: "figure", href: link }, h("span", { class: "number" }, number), h("span", {}, name)), below && h("span", { class: "muted" }, below));
   const doubt = cells.get("in_doubt/*") ?? 0;
-  const figure = (name, number, told) =>
-    h("div", { class: "tile", title: told }, h("span", { class: "number" }, count(number)), h("span", {}, name), h("span", { class: "muted" }, told.split(":")[0]));
+  const amounts = (state) => stake(data.counts.filter((one) => one.state === state)).flatMap(([currency, sum], number) => [number ? ", " : "", h("a", { href: place("records", { state, currency }) }, money(sum, currency))]);
+  const prevented = (kind) => tile(T.prevented[kind], count(data.prevented[kind].n, data.prevented[kind].more), place("records", { prevented: kind }), { below: T.lately, told: T.preventedTold[kind] });
   return h(
     "div",
     { class: "tiles" },
-    tile(T.needs, count(needs), place("records", { needs_person: "true", sort: "oldest" }), "", needs ? "warn" : ""),
-    tile(T.doubt, count(doubt), place("records", { state: "in_doubt", sort: "oldest" }), stake(data, (one) => one.state === "in_doubt"), doubt ? "warn" : ""),
-    tile(T.paused, count(cells.get("paused/*") ?? 0), place("records", { state: "paused" }), stake(data, (one) => one.state === "paused")),
+    tile(T.needs, count(needs), place("records", { needs_person: "true", sort: "oldest" }), { kind: needs ? "warn" : "" }),
+    tile(T.doubt, count(doubt), place("records", { state: "in_doubt", sort: "oldest" }), { below: amounts("in_doubt"), kind: doubt ? "warn" : "" }),
+    tile(T.paused, count(cells.get("paused/*") ?? 0), place("records", { state: "paused" }), { below: amounts("paused") }),
     tile(T.running, count(data.running.n, data.running.more), place("records", { state: "running", sort: "oldest" })),
-    tile(T.gates, count(data.gates.length), place("gates")),
-    data.replayed === null ? null : figure(T.replayed, data.replayed, T.replayedTold),
-    figure(T.notSent, data.not_sent_again, T.notSentTold),
+    tile(T.gates, count(data.gates.length), place("gates", { closed: "true" })),
+    prevented("replay"),
+    prevented("doubt"),
   );
 }
 
@@ -121,7 +113,7 @@ function closed(data) {
   const gates = data.gates.map((gate) => h(
     "li",
     {},
-    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("records", { gate: gate.name, waiting: "true" }), class: "key" }, gate.name), h("span", { class: "end muted" }, count(gate.waiting), " ", S.gates.waiting.toLowerCase())),
+    h("div", { class: "line" }, h("span", { class: "badge paused" }, S.gates.closed), h("a", { href: place("gates"), class: "key" }, gate.name), h("span", { class: "end muted" }, gate.waiting ? h("a", { href: place("records", { gate: gate.name, waiting: "true" }) }, count(gate.waiting), " ", S.gates.waiting.toLowerCase()) : T.nobodyWaits)),
     h("div", { class: "line muted" }, h("span", { class: "cut" }, gate.why), h("span", { class: "end" }, gate.closed_for_good ? S.gates.untilOpened : time(gate.closed_until, { both: true }))),
   ));
   const freezes = data.freezes.map((one) => h(
@@ -145,7 +137,7 @@ function running(data) {
       ? h("ul", { class: "cards" }, ...data.running_now.map((one) => h(
           "li",
           {},
-          h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, S.record.facts.claimed_at.toLowerCase(), " ", time(one.claimed_at))),
+          h("div", { class: "line" }, badge("running"), h("a", { href: place("record", { id: one.id }), class: "key" }, one.key), h("span", { class: "end muted" }, T.claimed, " ", time(one.claimed_at))),
           h("div", { class: "line muted" }, h("span", { class: "cut" }, `${task(one)} · ${one.host}`), h("span", { class: "end" }, one.resume_at ? time(one.resume_at, { words: S.records.until }) : time(one.lease_until, { words: S.records.lease }))),
         )))
       : h("p", { class: "muted" }, T.runningNone),

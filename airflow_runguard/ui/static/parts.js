@@ -10,7 +10,7 @@ export function place(view, more = {}) {
   const tab = parameters().get("tab");
   if (tab) search.set("tab", tab);
   for (const [name, value] of Object.entries(more)) {
-    if (value !== null && value !== undefined && value !== "") search.set(name, value);
+    for (const one of [value].flat()) if (one !== null && one !== undefined && one !== "") search.append(name, one);
   }
   return `?${search}`;
 }
@@ -32,8 +32,17 @@ export function money(amount, currency) {
 
 const decimals = (amount) => Math.min(20, amount.split(".")[1]?.length ?? 0);
 
+/** What is at stake in all of them: currency and sum of each, nothing where it is zero. */
+export function stake(lines) {
+  const amounts = new Map();
+  for (const one of lines) {
+    if (one.currency && (one.amount ?? null) !== null) amounts.set(one.currency, [...(amounts.get(one.currency) ?? []), one.amount]);
+  }
+  return [...amounts].map(([currency, some]) => [currency, added(some)]).filter(([, sum]) => Number(sum));
+}
+
 /** The sum of amounts, exactly, with the decimals of the finest. */
-export function added(amounts) {
+function added(amounts) {
   const fine = Math.max(...amounts.map(decimals));
   const parts = amounts.map((amount) => BigInt(amount.replace(".", "") + "0".repeat(fine - decimals(amount))));
   const text = parts.reduce((sum, part) => sum + part, 0n).toString();

@@ -6,15 +6,15 @@ import { button, empty, h, note, section } from "./dom.js";
 import { drawer, everySoOften } from "./live.js";
 import { badge, copyable, inLedger, instance, json, money, parameters, place, task } from "./parts.js";
 import { S } from "./strings.js";
-import { setNow, time } from "./times.js";
+import { localised, setNow, time } from "./times.js";
 
 const T = S.record;
 const TIMES = new Set(["claimed_at", "lease_until", "resume_at", "no_later_than", "first_unknown_at", "first_intent_at", "finished_at", "created_at", "updated_at"]);
 const FACTS = [
   "effect", "failure_class", "amount", "resume_at", "lease_until", "no_later_than", "first_unknown_at", "finished_at", "gate", "partition",
-  "holder", "claimed_at", "first_intent_at", "created_at", "updated_at", "generation", "fence", "completeness", "claims", "pauses",
-  "call_style", "on_doubt", "store_result", "result_missing", "payload_fields",
+  "holder", "claimed_at", "created_at", "updated_at", "replays", "result_missing",
 ];
+const FURTHER = ["generation", "fence", "first_intent_at", "completeness", "claims", "pauses", "call_style", "on_doubt", "store_result", "payload_fields"];
 const BUSY = ["running", "deferred", "queued", "scheduled", "restarting", "up_for_retry", "up_for_reschedule", "awaiting_input", null];
 
 export async function show(main) {
@@ -82,19 +82,21 @@ function head(data, look) {
       : h("p", { class: "crumbs" }, h("a", { href: place("records") }, T.back), " / ", h("a", { href: place("records", { namespace: record.namespace }) }, record.namespace)),
     h("div", { class: "line title" }, h("h1", {}, record.key), badge(record.state), ...actions(data, look)),
     h("div", { class: `standing ${record.state}` },
-      h("p", { class: "why" }, record.why),
-      h("p", {}, h("strong", {}, `${T.who}: `), `${record.who}.`),
+      h("p", { class: "why" }, localised(record.why)),
+      h("p", {}, h("strong", {}, `${T.who}: `), localised(`${record.who}.`)),
       commands.length
         ? h("details", { id: "typed" }, h("summary", {}, T.typed), h("dl", {}, ...commands.flatMap(([what, typed]) => [h("dt", {}, what), h("dd", {}, copyable(typed))])))
         : ""),
     differs ? banner(T.disagree, differs) : "",
     ...data.questions.map((asked) => banner(T.parked, `${task(asked)} · ${asked.run_id}`, hostLink(T.parkedLink, `${instance(asked)}/required_actions`))),
-    data.gate?.closed ? banner(T.gateClosed(data.gate.name, data.gate.why), "", data.gate.closed_for_good ? S.gates.untilOpened : time(data.gate.closed_until, { both: true })) : "",
-    h("div", { class: "columns" }, facts(record, data.instance), said(record)),
+    data.gate?.closed
+      ? banner([T.gateClosed, " ", h("a", { href: place("gates") }, data.gate.name), ", ", data.gate.closed_for_good ? T.gateOpened : [T.gateUntil, " ", time(data.gate.closed_until, { both: true })]], data.gate.why)
+      : "",
+    h("div", { class: "columns" }, facts(record, data.instance, data.replays), said(record)),
   ];
 }
 
-function facts(record, found) {
+function facts(record, found, replays) {
   const values = {
     ...record,
     amount: record.amount === null ? null : money(record.amount, record.currency),
@@ -102,6 +104,7 @@ function facts(record, found) {
     effect: record.effect && T.effect[record.effect],
     holder: record.dag_id ? T.heldBy(task(record), record.run_id, record.try_number, [record.host, record.pid].filter(Boolean).join(":")) : null,
     payload_fields: record.payload_fields.join(", "),
+    replays: replays && h("span", {}, T.replays(replays.times), " ", time(replays.at, { both: true })),
     claims: record.claims || null,
     pauses: record.pauses || null,
     completeness: record.state === "done" ? record.completeness : null,
@@ -109,13 +112,17 @@ function facts(record, found) {
     no_later_than: record.open_calls || record.state === "in_doubt" ? record.no_later_than : null,
     gate: record.gate && h("a", { href: place("gates") }, record.gate),
   };
-  const rows = FACTS.filter((name) => values[name] !== null && values[name] !== undefined && values[name] !== "");
+  const rows = (names) => names
+    .filter((name) => values[name] !== null && values[name] !== undefined && values[name] !== "")
+    .flatMap((name) => [h("dt", {}, T.facts[name]), h("dd", {}, TIMES.has(name) ? time(values[name], { both: true }) : T.values[name]?.[values[name]] ?? values[name])]);
   const links = record.dag_id && record.run_id
     ? [h("dt", {}, T.live), h("dd", { class: "links" },
         hostLink(T.task, instance(record)), hostLink(T.log, `${instance(record)}?try_number=${record.try_number ?? 1}`), hostLink(T.run, instance(record).replace(/\/tasks\/.*/, "")),
         found && !found.gone ? h("span", { class: "muted" }, T.says(found.state ?? S.none)) : "")]
     : [h("dt", {}, T.live), h("dd", { class: "muted" }, T.noRun)];
-  return h("dl", { class: "facts" }, ...links, ...rows.flatMap((name) => [h("dt", {}, T.facts[name]), h("dd", {}, TIMES.has(name) ? time(values[name], { both: true }) : values[name])]));
+  return h("div", {},
+    h("dl", { class: "facts" }, ...links, ...rows(FACTS)),
+    h("details", { id: "further" }, h("summary", {}, T.further), h("dl", { class: "facts" }, ...rows(FURTHER))));
 }
 
 function said(record) {
@@ -152,5 +159,5 @@ function tail(data, id) {
 function event(one) {
   return h("li", { class: one.kind },
     h("span", { class: "at" }, time(one.at, { both: true })),
-    h("span", { class: "sentence" }, one.sentence));
+    h("span", { class: "sentence" }, localised(one.sentence)));
 }

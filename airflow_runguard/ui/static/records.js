@@ -9,7 +9,7 @@ import { setNow, time } from "./times.js";
 
 const T = S.records;
 const FIRST = ["state", "failure_class", "dag_id", "key_prefix", "needs_person", "sort"];
-const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "waiting", "holder", "currency", "since", "until"];
+const FURTHER = ["task_id", "run_id", "map_index", "namespace", "partition", "gate", "waiting", "prevented", "holder", "currency", "since", "until"];
 const STATES = ["in_doubt", "failed", "paused", "pending", "running", "done"];
 const CLASSES = ["none", "timeout", "quota", "validation", "processing", "planning", "unknown"];
 const ENOUGH = 50;
@@ -51,7 +51,7 @@ function form(filter) {
   const submit = (event) => {
     event.preventDefault();
     const more = {};
-    for (const [name, value] of new FormData(event.target)) more[name] = ["since", "until"].includes(name) && value ? new Date(value).toISOString() : value.trim();
+    for (const [name, value] of new FormData(event.target)) more[name] = ["since", "until"].includes(name) && value ? new Date(value).toISOString() : name === "state" ? value.split(",") : value.trim();
     window.location.assign(place("records", more));
   };
   const further = FURTHER.some((name) => filter[name]);
@@ -69,7 +69,11 @@ function field(name, value) {
   const text = T.fields[name];
   const choice = (values, words) =>
     h("label", {}, h("span", {}, text), h("select", { name }, h("option", { value: "" }, name === "sort" ? T.usual : T.any), ...values.map((one) => h("option", { value: one, selected: String(value) === one }, words[one]))));
-  if (name === "state") return choice(STATES, S.state);
+  if (name === "state") {
+    const several = value?.length > 1 ? String(value) : null; // as a number of the chart asks for them
+    return choice(several ? [several, ...STATES] : STATES, several ? { ...S.state, [several]: value.map((one) => S.state[one]).join(", ") } : S.state);
+  }
+  if (name === "prevented") return choice(["replay", "doubt"], T.prevented);
   if (name === "failure_class") return choice(CLASSES, S.failureClass);
   if (name === "sort") return choice(["newest", "oldest", "name"], T.sorts);
   if (name === "needs_person" || name === "waiting") return h("label", { class: "check" }, h("input", { type: "checkbox", name, value: "true", checked: value === "true" }), text);
@@ -161,6 +165,8 @@ class List {
     const chosen = [...this.chosen].map((id) => this.rows.get(id)?.record).filter(Boolean);
     const all = h("input", { type: "checkbox", "aria-label": T.selectAll, title: T.selectAll, checked: chosen.length > 0 && chosen.length === doubtful.length, onchange: (event) => this.choose(event.target.checked ? doubtful.map(({ record }) => record.id) : []) });
     this.bar.hidden = !this.rows.size && !this.next;
+    this.place.classList.toggle("picking", doubtful.length > 0);
+    this.place.classList.toggle("priced", [...this.rows.values()].some(({ record }) => record.amount !== null));
     this.bar.replaceChildren(
       h("span", {}, h("strong", {}, T.count(count(this.rows.size), this.next)), " ", this.fresh),
       doubtful.length > 1 ? h("label", { class: "check" }, all, chosen.length ? T.selected(chosen.length) : T.selectAll) : "",
@@ -179,7 +185,7 @@ class List {
   }
 
   table() {
-    const heads = [["", ""], [T.state, ""], [T.key, ""], [T.failure, "narrow"], [T.why, "narrow"], [T.task, ""], [T.amount, "right"], [T.updated, ""]];
+    const heads = [["", "pick"], [T.state, ""], [T.key, ""], [T.failure, "narrow"], [T.why, "narrow"], [T.task, ""], [T.amount, "right"], [T.updated, ""]];
     return h("table", { class: "list" }, h("thead", {}, h("tr", {}, ...heads.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), this.body);
   }
 
@@ -197,7 +203,7 @@ class List {
       {},
       h("td", { class: "pick" }, may ? h("input", { type: "checkbox", "aria-label": T.select(record.key), checked: this.chosen.has(record.id), onchange: pick }) : ""),
       h("td", {}, badge(record.state), until ? h("div", { class: "muted small" }, time(until, { words })) : ""),
-      h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key" }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
+      h("td", { class: "name" }, h("a", { href: place("record", { id: record.id }), class: "key", title: record.key }, record.key), h("div", { class: "muted small" }, record.namespace), h("div", { class: "small when-narrow", title: record.error }, record.error)),
       h("td", { class: "narrow" }, className(record.failure_class)),
       h("td", { class: "narrow said", title: record.error }, record.error || S.none),
       h("td", { class: "name" }, task(record), h("div", { class: "muted small" }, record.run_id ?? "")),

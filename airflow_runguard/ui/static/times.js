@@ -19,11 +19,11 @@ function zone() {
 
 let format;
 function formatter() {
-  const options = { dateStyle: "medium", timeStyle: "medium", timeZone: zone() };
+  const options = { dateStyle: "short", timeStyle: "medium" };
   try {
-    format ??= new Intl.DateTimeFormat(undefined, options);
+    format ??= new Intl.DateTimeFormat("sv-SE", { ...options, timeZone: zone() }); // 2026-11-30 16:02:10, as Airflow has it
   } catch {
-    format ??= new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+    format ??= new Intl.DateTimeFormat("sv-SE", options);
   }
   return format;
 }
@@ -53,6 +53,12 @@ export function time(text, { both = false, words } = {}) {
   const shown = h("time", { datetime: text, title: `${absolute(text)} (${zoneName()})`, dataset: { live: words?.join("|") ?? "|" } }, said(text, words));
   return both ? h("span", { class: "moment" }, shown, " ", h("span", { class: "muted" }, absolute(text))) : shown;
 }
+
+/** A sentence of the API, which is also the command line's, with its moments in the reader's time zone. */
+export const localised = (sentence) =>
+  sentence
+    .replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ(?= \((?:now|in \d+ \w+|\d+ \w+ ago)\))/g, absolute)
+    .replace(/(?<=, since )(\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) UTC/g, (_, day, hour) => absolute(`${day}T${hour}Z`));
 
 setInterval(() => {
   for (const shown of document.querySelectorAll("time[data-live]")) {
