@@ -39,6 +39,11 @@ LAST_WORDS = 5.0
 """Seconds that calls under way are waited for when the task is being ended; then they are in doubt."""
 
 
+TEXTS, NUMBERS = (str, bytes), {bool, int, float}
+"""Data, a model's answer, say: no answer of a vendor to be read. A subclass of a number may be more than that."""
+
+MAY_BE_EMPTY = (*TEXTS, list, tuple, dict, set, frozenset)
+
 Asked = list[tuple[str, Any, str]]
 """The items of one call: key, item, what people read of it."""
 
@@ -321,8 +326,7 @@ class Calling(Holding):
                 return Outcome(key, failure=wait, error=reason)
             case Applied(result=result):
                 value, failure = result, self._unfit(result)
-            case _ if isinstance(value, str | bytes) or type(value) in (bool, int, float):
-                # A model's answer, say: data, and no answer of a vendor to be read.
+            case _ if type(value) in NUMBERS or isinstance(value, TEXTS):
                 failure = self._unfit(value)
             case _:
                 self.guard.warn_of_repeats(key, value)
@@ -391,4 +395,4 @@ def _by_name(item: Any) -> Mapping[str, Any]:
 
 
 def _empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | bytes | list | tuple | dict | set | frozenset) and not value)
+    return value is None or (isinstance(value, MAY_BE_EMPTY) and not value)
