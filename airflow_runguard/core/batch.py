@@ -14,7 +14,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.items import Items, Selection
-from airflow_runguard.core.record import CallState, Claim, Grant
+from airflow_runguard.core.record import CallState, Claim, Grant, Identity
 from airflow_runguard.core.work import Ended, Waiting, Work
 from airflow_runguard.core.writer import Writer
 
@@ -152,27 +152,28 @@ class Holding:
         )
         return few([call.name for call in calls])
 
-    def vendor_key(self, name: str, attempt: int) -> str:
-        claim = self.claim
-        return keys.vendor_key(self.writer.ledger.installation, claim.identity, name, claim.generation, attempt)
-
     def lost(self) -> Halt:
         why = f"This process was told to stop, or is no longer the holder of {self.claim.identity}"
         return Halt(why, Ended(f"{why}. Items that were not begun are not called.", retry=True))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class VendorKeys(Mapping[str, str]):
-    """The vendor key of each item of one call, made when it is asked for.
+    """The vendor key of each item of one call, made when it is asked for. Otherwise like a dict of them.
 
-    :param attempts: the items' attempts, by their keys.
+    :param attempts: the items' attempts, by their keys. :param generation: the record's.
     """
 
-    holding: Holding
+    installation: str
+    identity: Identity
+    generation: int
     attempts: Mapping[str, int]
 
     def __getitem__(self, name: str) -> str:
-        return self.holding.vendor_key(name, self.attempts[name])
+        return keys.vendor_key(self.installation, self.identity, name, self.generation, self.attempts[name])
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.attempts)

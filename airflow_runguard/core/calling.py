@@ -13,7 +13,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from typing import Any
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, VendorKeys, few
-from airflow_runguard.core.context import never_ran
+from airflow_runguard.core.context import never_ran, unfinished
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
 from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
@@ -42,7 +42,7 @@ LAST_WORDS = 5.0
 TEXTS, NUMBERS = (str, bytes), {bool, int, float}
 """Data, a model's answer, say: no answer of a vendor to be read. A subclass of a number may be more than that."""
 
-MAY_BE_EMPTY = (*TEXTS, list, tuple, dict, set, frozenset)
+MAY_STILL_COME = "so some of its work may not have run, or may still come"
 
 Asked = list[tuple[str, Any, str]]
 """The items of one call: key, item, what people read of it."""
@@ -89,10 +89,11 @@ class Calling(Holding):
         except BaseException as error:
             # A timeout or a signal: no item starts any more; calls under way may still say how they ended.
             self.halt = self.halt or Halt(said(error))
-            if self._loop is not None:
-                with suppress(RuntimeError):  # it has just been closed
-                    self._loop.call_soon_threadsafe(self._cancel)
             self._attend(threads, until=time.monotonic() + LAST_WORDS)
+            if (loop := self._loop) is not None:
+                with suppress(RuntimeError):  # it has just been closed
+                    loop.call_soon_threadsafe(self._cancel)
+                self._attend(threads, until=time.monotonic() + LAST_WORDS)
             raise
         if self.halt is not None and self.halt.error is not None:
             raise self.halt.error
@@ -228,10 +229,12 @@ class Calling(Holding):
         return []
 
     def _make_ready(self) -> None:
-        """One item for each worker."""
+        """What each worker takes next. Not what waits in the file: the lease is renewed on this thread."""
         try:
             with self._lock:
-                while self.halt is None and len(self._ready) < self._workers and (asked := self._next()):
+                while self.halt is None and len(self._ready) < self._workers:
+                    if self.spool.at_hand < (self.batch.bulk or 1) or not (asked := self._next()):
+                        break
                     self._ready.append(asked)
         except BaseException as error:
             self.halt = self.halt or Halt(said(error), error=error)
@@ -282,7 +285,9 @@ class Calling(Holding):
 
     def _arguments(self, granted: dict[str, tuple[Any, int]]) -> tuple[ItemContext, Any]:
         attempts = {key: attempt for key, (_, attempt) in granted.items()}
-        context = ItemContext(self.claim.identity.key, VendorKeys(self, attempts))
+        claim, installation = self.claim, self.writer.ledger.installation
+        vendor_keys = VendorKeys(installation, claim.identity, claim.generation, attempts)
+        context = ItemContext(claim.identity.key, vendor_keys)
         items = {key: item for key, (item, _) in granted.items()}
         return context, items if self.batch.bulk else next(iter(items.values()))
 
@@ -311,6 +316,12 @@ class Calling(Holding):
         return not isinstance(error, Exception) or self.work.signal(error) is not None
 
     def _outcome(self, key: str, value: Any) -> Outcome:
+        try:
+            return self._judged(key, value)
+        except Exception as error:  # of the value's own making; its neighbours in a bulk answer have theirs
+            return self._judged(key, StillUnknown(f"what it gave back cannot be read: {said(error)}"))
+
+    def _judged(self, key: str, value: Any) -> Outcome:
         match value:
             case BaseException():
                 self.guard.warn_of_repeats(key, value)
@@ -328,6 +339,9 @@ class Calling(Holding):
                 value, failure = result, self._unfit(result)
             case _ if type(value) in NUMBERS or isinstance(value, TEXTS):
                 failure = self._unfit(value)
+            case _ if unfinished(value):
+                never_ran(value)  # which closes it
+                return self._judged(key, StillUnknown(f"it gave back a {type(value).__name__}, {MAY_STILL_COME}"))
             case _:
                 self.guard.warn_of_repeats(key, value)
                 failure = self.guard.classified_result(value) or self._unfit(value)
@@ -395,4 +409,4 @@ def _by_name(item: Any) -> Mapping[str, Any]:
 
 
 def _empty(value: Any) -> bool:
-    return value is None or (isinstance(value, MAY_BE_EMPTY) and not value)
+    return value is None or (isinstance(value, Sized) and (len(value) == 0 or (type(value) is str and value.isspace())))

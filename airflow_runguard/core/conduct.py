@@ -48,6 +48,9 @@ CHUNK = 2_000
 SOON = 30.0
 """Seconds after which the vendor is asked again about items in doubt."""
 
+SAME_OBJECT = "it is the object of an item before it, with other content by now."
+ANOTHER_OBJECT = "Give an object of its own for each item (a generator that fills one dict anew: yield dict(row))."
+
 PLAIN_LIST = "Give a list, or a function that returns an iterable of items."
 
 
@@ -190,13 +193,20 @@ class _Conductor(Holding):
         if source is None or isinstance(source, str | bytes | Mapping) or not isinstance(source, Iterable):
             raise PlanningError(f"The items are a {type(source).__name__}, which is no list of them.", PLAIN_LIST)
         lines = iter(source)
-        while batch := list(islice(lines, CHUNK)):
+        while True:
             chunk: dict[str, tuple[str, Any]] = {}
-            for item in batch:
+            kept: dict[int, str] = {}
+            for item in islice(lines, CHUNK):  # identified before the next is asked for, which may change this one
                 self._seen += 1
                 key, digest = self._identified(item)
-                if chunk.setdefault(key, (digest, item))[0] != digest:
+                if kept.get(id(item), key) != key:
+                    raise PlanningError(f"Item {self._seen} of the list ({key}): {SAME_OBJECT}", ANOTHER_OBJECT)
+                if key not in chunk:
+                    chunk[key], kept[id(item)] = (digest, item), key
+                elif chunk[key][0] != digest:
                     self._conflicts.append(key)
+            if not chunk:
+                return
             yield chunk
 
     def _identified(self, item: Any) -> tuple[str, str]:

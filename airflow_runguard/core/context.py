@@ -11,7 +11,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -69,6 +69,17 @@ def never_ran(value: object) -> bool:
         value.close()
         return True
     return inspect.isasyncgen(value)
+
+
+LAZY = (Awaitable, Generator, AsyncGenerator, map, filter, zip)
+
+
+def unfinished(value: object) -> bool:
+    """Whether work may hide in a value that did not run, or that may still come: a future, a coroutine, what yields, or
+    a list of such."""
+    if isinstance(value, list | tuple):
+        return any(map(unfinished, value[:1]))
+    return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
 
 
 def _accept(what: str, value: object) -> None:

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from airflow_runguard.core.context import GuardContext, current_guard, never_ran
+from airflow_runguard.core.context import GuardContext, current_guard, never_ran, unfinished
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
@@ -208,6 +208,9 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_unplanned(
             writer, guard, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
+    if guard.body_is_call and unfinished(value):
+        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
+        return _leave_with_error(writer, work, guard, PlanningError(what, "Wait for it inside the function."))
     if guard.body_is_call:
         guard.warn_of_repeats(BODY, value)
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))

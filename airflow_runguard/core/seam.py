@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import psycopg
 from psycopg import IsolationLevel
+from psycopg.pq import TransactionStatus
 from psycopg.rows import DictRow, dict_row
 
 from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, PlanningError
@@ -90,6 +91,7 @@ class Seam:
                 return send(self._sending_on(connection))
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
+                lost = lost or self._torn()
                 if lost:
                     self.close()
                     sent = sent or asked  # an error that did arrive means that nothing was carried out
@@ -122,6 +124,11 @@ class Seam:
             connection.row_factory = dict_row
             self._connection = connection
         return self._connection
+
+    def _torn(self) -> bool:
+        """Whether a statement was given up that the connection still waits for: the closing was torn as well."""
+        assert self._connection is not None
+        return self._connection.info.transaction_status is TransactionStatus.ACTIVE
 
     def _sending_on(self, connection: psycopg.Connection[DictRow]) -> Sending:
         if self._sending is None or self._sending.connection is not connection:

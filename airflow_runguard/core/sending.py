@@ -6,6 +6,7 @@ knows is left to it: the protocol (``psycopg.pq``), packing and reading of value
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import select
@@ -69,7 +70,7 @@ class Sending:
             used = self._used.get(statement)
             values: Values = used or self._used.setdefault(statement, Transformer(self.connection))
             packed = values.dump_sequence([parameters[name] for name in names], [PyFormat.AUTO] * len(names))
-            types, formats = values.types or (), values.formats or ()
+            types, formats = values.types or (), values.formats or []
             prepared = self._prepared(text, types) if used else None
             if prepared is None:
                 self.connection.pgconn.send_query_params(text, packed, types, formats, Format.BINARY)
@@ -97,7 +98,16 @@ class Sending:
         return self._names[which]
 
     def _answer(self, meanwhile: Callable[[], None] = lambda: None) -> PGresult:
-        """Wait for the server; a signal may end the waiting, and then the connection is of no more use."""
+        """Wait until the server is done. After a signal that ends the waiting, the connection is of no more use. Ctrl-C
+        takes the statement back."""
+        try:
+            return self._awaited(meanwhile)
+        except KeyboardInterrupt:
+            with contextlib.suppress(psycopg.Error):
+                self.connection.cancel_safe(timeout=5.0)
+            raise
+
+    def _awaited(self, meanwhile: Callable[[], None]) -> PGresult:
         server, ready = self.connection.pgconn, select.poll()
         ready.register(server.socket, select.POLLIN)
         while server.flush():
@@ -116,7 +126,8 @@ class Sending:
                     break
                 last = answer
         except psycopg.OperationalError:
-            if last is None:  # else the server said why, and went
+            # A refusal says why the server went. What went well is known to be committed only when the server is done.
+            if last is None or last.status in ENDED_WELL:
                 raise
         while heard := server.notifies():  # for who listens on this connection
             if server.notify_handler:

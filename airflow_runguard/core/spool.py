@@ -50,6 +50,11 @@ class Spool:
             taken.append(self._first.popleft())
         return taken
 
+    @property
+    def at_hand(self) -> int:
+        """So many can be taken without reading the file."""
+        return len(self._first)
+
     def _refill(self) -> bool:
         if self._file is None or not self._chunks:
             return False

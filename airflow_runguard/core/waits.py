@@ -32,10 +32,10 @@ class Waits(Seam):
         """Hear at once of changes by hand, from now on. Behind a pooler nobody can: there it is ``False``."""
         connection = self._open()
         if self._listening is not connection:
-            (here,) = connection.execute("select pg_backend_pid() as pid").fetchall()
+            (here,) = connection.execute("select pg_backend_pid() as pid", prepare=False).fetchall()
             if here["pid"] != connection.info.backend_pid:
                 return False
-            connection.execute("listen runguard")
+            connection.execute("listen runguard", prepare=False)
             self._listening = connection
         return True
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -14,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg.rows import dict_row
 
+from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.sending import Sending, numbered
+from tests.core import books
 
 ECHO = """
     select %(text)s::text as text, %(number)s::bigint as number, %(share)s::float8 as share,
@@ -130,3 +135,74 @@ def test_a_time_that_python_cannot_hold_hides_no_other_column(connection: psycop
     at = datetime(2026, 11, 30, tzinfo=UTC)
     (row,) = send(asked, {"at": at, "amount": Decimal("9.50")})
     assert (row["never"], row["at"] - at, row["amount"]) == (None, timedelta(0), Decimal("9.50"))
+
+
+class Torn:
+    """A server between "it went well" and "it is done": the commit may yet be undone when it goes there."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._server = connection.pgconn
+        self._answered = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def get_result(self) -> Any:
+        if self._answered:
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        self._answered = True
+        return self._server.get_result()
+
+
+class Behind:
+    """A connection whose server is :class:`Torn`."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self._connection, self.pgconn = connection, Torn(connection)
+        self.lock, self.adapters = connection.lock, connection.adapters
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+def test_p03_what_went_well_is_no_answer_before_the_server_is_done(connection: psycopg.Connection[Any]) -> None:
+    """As when a fast shutdown ends a server that waits for its standby: it answered, and no commit is sure."""
+    torn: Any = Behind(connection)
+    send = Sending(connection)
+    send.connection = torn
+    with pytest.raises(psycopg.OperationalError, match="closed the connection"):
+        send("select 1 as one", {})
+
+
+def test_ctrl_c_takes_back_what_a_person_asked_for(ledger_url: str, sql: psycopg.Connection[Any]) -> None:
+    """A process waits for a row that another session holds; interrupted, it does not change it later."""
+    sql.execute("create table turn (n int)")
+    sql.execute("insert into turn values (1)")
+    program = f"""
+import psycopg
+from airflow_runguard.core.sending import Sending
+with psycopg.connect({ledger_url!r}, autocommit=True, application_name="person") as connection:
+    try:
+        Sending(connection)("update turn set n = 2 returning n", {{}})
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+    waiting = "select 1 from pg_stat_activity where application_name = 'person' and wait_event_type = 'Lock'"
+    gone = "select 1 where not exists (select from pg_stat_activity where application_name = 'person')"
+    with psycopg.connect(ledger_url) as holder:
+        holder.execute("select * from turn for update")
+        person = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        books.wait_until(lambda: sql.execute(waiting).fetchone(), "it waits for the row")
+        person.send_signal(signal.SIGINT)
+        assert person.communicate(timeout=60)[0] == "interrupted\n"
+        books.wait_until(lambda: sql.execute(gone).fetchone(), "the server process has ended, the row still locked")
+    assert sql.execute("select n from turn").fetchone() == (1,)
+
+
+def test_a_connection_whose_closing_was_torn_is_opened_anew(ledger: Ledger) -> None:
+    ledger.check()
+    torn = ledger._connection
+    assert torn is not None
+    torn.pgconn.send_query(b"select 1")  # as after a signal in the statement, and another in the closing
+    ledger.check()
+    assert ledger._connection is not torn
