@@ -7,6 +7,7 @@ others. ``fail`` = a promise or the work is at risk; ``warn`` = slower, or less 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -283,8 +284,8 @@ def _connections(server: Mapping[str, Any], settings: Settings | None) -> Checks
 def _psycopg() -> Checks:
     version, implementation = psycopg.__version__, psycopg.pq.__impl__
     found = f"psycopg {version} ({implementation})"
-    if tuple(int(part) for part in version.split(".")[:2]) < (3, 2):
-        yield Check("psycopg", FAIL, found, "Too old for the ledger.", "Install 'psycopg[binary]>=3.2'.")
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < (3, 2, 4):
+        yield Check("psycopg", FAIL, found, "Too old for the ledger.", "Install 'psycopg[binary]>=3.2.4'.")
     elif implementation == "python":
         yield Check(
             "psycopg", WARN, found, "Right, but slow.", "Install 'psycopg[binary]' (or psycopg[c]) in every process."

@@ -116,7 +116,7 @@ class Seam:
             if not isinstance(connection, psycopg.Connection):
                 raise PlanningError(
                     f"The ledger's Connection gives a {type(connection).__module__} connection, not a psycopg 3 one.",
-                    "Install psycopg[binary]>=3.2, or set sqlalchemy_scheme=postgresql+psycopg in its extra.",
+                    "Install psycopg[binary]>=3.2.4, or set sqlalchemy_scheme=postgresql+psycopg in its extra.",
                 )
             connection.rollback()
             connection.autocommit = True
