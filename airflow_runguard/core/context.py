@@ -56,6 +56,7 @@ I = TypeVar("I")  # noqa: E741  # an item
 log = logging.getLogger("airflow_runguard")
 
 ASYNC_CALL = "For an async function use `await guard.acall(…)`."
+KEY_OF_A_CALL = "Say vendor_key_as='…' in guard.call: the name under which the function takes the key."
 WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
@@ -200,7 +201,13 @@ class GuardContext:
 
     @property
     def idempotency_key(self) -> str:
-        """The vendor key of a body that is one call. Calls of an explicit body have one each (``vendor_key_as``)."""
+        """The vendor key of a body that is one call.
+
+        :raises PlanningError: the body makes calls of its own, which have a key each (``vendor_key_as``). Under one key
+            for all of them, a vendor would answer the second with what the first had done.
+        """
+        if not self.body_is_call:
+            raise PlanningError("guard.idempotency_key was asked where each guard.call has its own key.", KEY_OF_A_CALL)
         return self._vendor_key(BODY, self._claim.attempt)
 
     def stop(self) -> None:

@@ -294,3 +294,18 @@ def test_p06_a_wait_shorter_than_its_floor_is_raised_to_it(calls: str, ledger_ur
     assert isinstance(how, guard.Waiting)
     assert how.seconds is not None
     assert how.seconds > 3_500
+
+
+def test_p08_the_key_of_a_body_is_refused_to_a_body_of_calls(ledger: Ledger) -> None:
+    """Handed to two calls, it would be one key: the vendor answers the second with what the first has done."""
+    sent: list[str] = []
+
+    def body(context: guard.GuardContext) -> None:
+        for name in ("charge", "refund"):
+            context.call(name, lambda key: sent.append(key) or "ok", key=context.idempotency_key)
+
+    work = engine.work(engine.order("two", calls="explicit"), body)
+    how = guard.run(ledger, Leases(None, ledger.installation), work)
+    assert isinstance(how, guard.Ended)
+    assert "vendor_key_as" in str(how)
+    assert sent == []
