@@ -411,8 +411,8 @@ begin
         end if;
         return query select k.id, k.namespace::text, k.key::text, k.state::text from runguard.record k where k.id = r.id;
     end loop;
-    if has_table_privilege('runguard.listed', 'delete') then     -- of no more use; a sweep must not fail for their sake
-        delete from runguard.listed l using runguard.record k where k.id = l.record_id and k.state <> 'running';
+    if has_table_privilege('runguard.listed', 'delete') then     -- only the last one is asked for; a sweep must not fail for it
+        delete from runguard.listed l using runguard.listed newer where newer.record_id = l.record_id and newer.fence > l.fence;
     end if;
     perform runguard.fold();
 end $$;
