@@ -13,6 +13,7 @@ import pytest
 from airflow_runguard.core import guard
 from airflow_runguard.core.batch import Batch
 from airflow_runguard.core.conduct import conduct
+from airflow_runguard.core.errors import LedgerUnavailable
 from airflow_runguard.core.items import Items, Selection
 from airflow_runguard.core.keys import canonical
 from airflow_runguard.core.leases import Leases
@@ -28,14 +29,19 @@ SQL = psycopg.Connection[Any]
 
 
 class Interrupted(Ledger):
-    """A ledger whose holder is told to stop at the moment in which it hears that item c may be called."""
+    """A ledger whose holder is told to stop at the moment in which it hears that item c may be called, and which loses
+    its first answer to what the holder says about that."""
 
     stop: Callable[[], None]
+    lost = 0
 
     def write(self, *args: Any, **what: Any) -> Written:
         written = super().write(*args, **what)
         if "c" in written.intents:
             self.stop()
+        if not self.lost and any(outcome.unsent for outcome in what.get("outcomes", ())):
+            self.lost += 1
+            raise LedgerUnavailable("The connection is gone.", "Wait.", sent=True)
         return written
 
 
@@ -52,6 +58,7 @@ def test_p11_an_item_that_was_asked_for_and_not_called_is_pending_and_takes_a_co
     with closing(Interrupted(lambda: psycopg.connect(ledger_url), deployment=ledger.deployment)) as stopped:
         stopped.check()
         how = guard.run(stopped, Leases(None, ledger.installation), engine.work(batches.order(), body))
+    assert stopped.lost == 1
     assert isinstance(how, Ended)
     assert how.retry
     assert (how.value["done"], how.value["pending"], how.value["failed"]) == (2, 2, {})
