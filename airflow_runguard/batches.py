@@ -233,14 +233,15 @@ def guarded_batch_task(**options: Unpack[_Options]) -> _Decorator:
 class BatchResults(Iterable[tuple[str, Any]]):
     """What the items of a batch gave, read from the ledger as it is asked for, a page at a time.
 
-    ``for key, result in BatchResults(summary)``, ``BatchResults(summary)[key]``, ``len(…)`` (items that are done).
+    ``for key, result in BatchResults(summary)``, ``len(…)``: the items of that entry's list that are done.
+    ``BatchResults(summary)[key]``: of any item of the record that is done, also one that is gone from the list.
 
     :param summary: what the batch's task gave back.
     :raises ResultNotStored: of one item: it is done, but its result was not stored.
     """
 
     def __init__(self, summary: Mapping[str, Any]) -> None:
-        missing = {"deployment", "record_id", "generation", "done"} - set(summary)
+        missing = {"deployment", "record_id", "generation", "fence", "done", "replayed"} - set(summary)
         if missing:
             raise PlanningError(f"This is no batch's summary: it lacks {', '.join(sorted(missing))}.")
         self._summary = summary
@@ -249,9 +250,19 @@ class BatchResults(Iterable[tuple[str, Any]]):
         return int(self._summary["done"])
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """:raises PlanningError: what the list named is not known any more, since a later entry had another one."""
         with closing(self._ledger()) as ledger:
+            items, fence = Items(ledger), self._summary["fence"]
             record, generation = self._summary["record_id"], self._summary["generation"]
-            for key, result in Items(ledger).results(record, generation, self._stored()):
+            of_list = items.done_of_list(record, generation, fence)
+            everything = of_list.named == of_list.done
+            if not everything and not of_list.kept and self._summary["replayed"] and of_list.named < len(self):
+                raise PlanningError(
+                    "A later run of this batch had another list, and which items this summary counts is not kept.",
+                    "Read the later run's summary, or single items with BatchResults(summary)[key].",
+                )
+            planned = None if everything else fence
+            for key, result in items.results(record, generation, self._stored(), planned):
                 yield key, self._loaded(key, result)
 
     def __getitem__(self, key: str) -> Any:

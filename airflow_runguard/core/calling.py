@@ -261,7 +261,7 @@ class Calling(Holding):
                     granted[key] = item, answer.attempt
                 case "replay":  # somebody found out meanwhile that it happened, or the list names it twice
                     self._under_way.discard(key)
-                case "failed" | "in_doubt" if answer.attempt:  # the same; without an attempt it is the record's doubt
+                case "failed" | "in_doubt" | "pending" if answer.attempt:  # the same; without one, the record's doubt
                     self._under_way.discard(key)
                 case "frozen":
                     self.halt = self.halt or Halt(answer.error, self._frozen(answer.error))

@@ -262,6 +262,7 @@ class _Conductor(Holding):
             "key": identity.key,
             "record_id": self.claim.record_id,
             "generation": self.claim.generation,
+            "fence": self.claim.fence,
             "store_result": self.work.order.store_result,
             "items": sum(by_state.values()),
             "done": done,

@@ -74,6 +74,19 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class DoneOfList:
+    """Items of a record that are done.
+
+    :param named: so many of them the list of one entry named.
+    :param kept: what that list named of earlier done items is known; of entries before the last it is not.
+    """
+
+    done: int
+    named: int
+    kept: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """What a change of a selection came to. Without ``ok`` nothing was changed.
 
@@ -138,10 +151,21 @@ class Items:
         """Items in order of their keys; go on with ``after=`` the last one's."""
         return [call_of(row) for row in self._rows(record_id, generation, chosen, planned, after, limit)]
 
-    def results(self, record_id: int, generation: int, store_result: str) -> Iterator[tuple[str, Result]]:
-        """Key and stored result of every item that is done, a page at a time."""
+    def done_of_list(self, record_id: int, generation: int, planned: int) -> DoneOfList:
+        """:param planned: the entry (its fence) whose list is meant."""
+        where = {"record_id": record_id, "generation": generation, "planned": planned}
+        row = self._ledger._one("done_of_list", where)
+        return DoneOfList(row["done"], row["named"], row["kept"])
+
+    def results(
+        self, record_id: int, generation: int, store_result: str, planned: int | None = None
+    ) -> Iterator[tuple[str, Result]]:
+        """Key and stored result of every item that is done, a page at a time.
+
+        :param planned: only what the list of this entry (its fence) named.
+        """
         after = ""
-        while rows := self._rows(record_id, generation, Selection("done"), None, after, PAGE):
+        while rows := self._rows(record_id, generation, Selection("done"), planned, after, PAGE):
             yield from ((row["name"], result_of(row, store_result)) for row in rows)
             after = rows[-1]["name"]
 

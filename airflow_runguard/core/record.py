@@ -239,12 +239,16 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one call ended in: a result (``failure`` is ``None``) or a failure."""
+    """What one call ended in: a result (``failure`` is ``None``) or a failure.
+
+    :param unsent: it was not and will not be made: an item of a batch stands again as if it had not been asked for.
+    """
 
     call: str
     result: Result | None = None
     failure: Failure | None = None
     error: str = ""
+    unsent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,7 +196,7 @@ def outcome_parameters(outcomes: Sequence[Outcome]) -> dict[str, list[Any] | Non
         failure, result = outcome.failure, outcome.result
         row = (
             outcome.call,
-            outcome_state(failure).value,
+            (CallState.PENDING if outcome.unsent else outcome_state(failure)).value,
             failure.failure_class.value if failure else None,
             failure.effect.value if failure else Effect.APPLIED.value,
             failure.final if failure else False,

@@ -370,7 +370,8 @@ class Writer:
 
     def _withdraw(self, name: str) -> None:
         if name in self._open:
-            self._insist(lambda: self._write(outcomes=[Outcome(name, failure=NEVER_SENT)]))
+            unsent = Outcome(name, failure=NEVER_SENT, unsent=self.order.calls == "batch")
+            self._insist(lambda: self._write(outcomes=[unsent]))
 
     def _settle(self, settlement: Settlement, outcomes: tuple[Outcome, ...]) -> Written:
         try:

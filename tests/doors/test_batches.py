@@ -274,3 +274,24 @@ def test_p03_a_batch_asks_the_vendor_about_many_items_at_once(airflow, charge):
     assert asked == [["inv-1", "inv-4"]]
     assert BatchResults(again.result("pay"))["inv-4"] == "ch_inv-4"
     assert len(airflow.vendor.requests()) == 4
+
+
+def test_results_are_those_of_the_items_that_the_summary_counts(airflow, charge):
+    lists = [LIST, LIST[:2], [*LIST[:1], {"id": "inv-new"}]]
+    summaries: list[Any] = []
+    with airflow.dag() as dag:
+        GuardedBatchOperator(
+            task_id="pay",
+            items=lambda: lists[len(summaries)],
+            guard=BatchGuard(key="all", item_key="id"),
+            python_callable=lambda item: charge(item["id"])["id"],
+        )
+    for listed in lists:
+        summaries.append(airflow.run(dag).result("pay"))
+        airflow.ledger.sweep("sweeper")
+        assert [key for key, _ in BatchResults(summaries[-1])] == [item["id"] for item in listed]
+        assert [key for key, _ in BatchResults(summaries[0])] == [item["id"] for item in LIST]
+    before = BatchResults(summaries[1])
+    assert (len(before), before["inv-4"][:3]) == (2, "ch_")  # gone from the list, and yet it was done
+    with pytest.raises(PlanningError, match="A later run of this batch had another list"):
+        dict(before)

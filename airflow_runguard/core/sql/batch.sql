@@ -188,7 +188,7 @@ begin
                gate_epoch = case when r.gate is not null then runguard.gate_epoch(r.deployment, r.gate) end
           from r, runguard.meta m, unnest(p_calls, p_intents) t (name, intent)
          where c.record_id = r.id and c.generation = p_generation and c.name = t.name and c.name = any (p_calls)
-           and not c.submitted and (c.state = 'pending' or c.state = 'failed' and c.effect = 'not_applied' and c.fence < p_fence
+           and not c.submitted and (c.fence < p_fence and (c.state = 'pending' or c.state = 'failed' and c.effect = 'not_applied')
                                     or c.state = 'paused' and c.resume_at <= r.at)
            and r.at < r.hold_until and runguard.lost_time(m) = ''
            and r.at < statement_timestamp() + interval '50 ms'  -- else it waited for the row, and what forbids it may be news

@@ -80,7 +80,8 @@ begin
     end if;
     verdict := case
         -- An entry calls an item once, though its list may name it twice: what it heard of it stands until the next one.
-        when r.calls = 'batch' and c.fence = r.fence and c.outcome_at is not null and c.state in ('failed', 'in_doubt') then c.state
+        when r.calls = 'batch' and c.fence = r.fence and c.outcome_at is not null and c.state in ('failed', 'in_doubt', 'pending')
+        then c.state
         when runguard.attachable(c) and (c.state in ('in_doubt', 'pending') or (c.state = 'failed' and c.effect = 'not_applied')
              or (c.state = 'paused' and c.resume_at <= v_now)) then 'attach'
         else case c.state

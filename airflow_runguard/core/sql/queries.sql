@@ -372,8 +372,20 @@ select 'done', null, count(distinct n.name), null from runguard.listed l, unnest
 select c.* from runguard.call c
  where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.name > %(after)s
    and (%(state)s::text is null and %(names)s::text[] is null or runguard.selected(c, %(state)s, %(class)s, %(names)s::text[]))
-   and (%(planned)s::bigint is null or c.planned = %(planned)s)
+   and (%(planned)s::bigint is null or c.planned = %(planned)s
+        or c.state = 'done' and c.name in (select unnest(l.names) from runguard.listed l
+                                            where l.record_id = %(record_id)s and l.fence = %(planned)s))
  order by c.name limit %(limit)s
+
+-- How many items are done, how many of them the list of one entry named, and whether what it named is still known of those
+-- that were done before.
+-- name: done_of_list
+select count(*) as done,
+       count(*) filter (where c.planned = %(planned)s or c.name in (select unnest(l.names) from runguard.listed l
+                                            where l.record_id = %(record_id)s and l.fence = %(planned)s)) as named,
+       exists (select from runguard.listed l where l.record_id = %(record_id)s and l.fence = %(planned)s) as kept
+  from runguard.call c
+ where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.state = 'done'
 
 -- name: resolve_items
 select * from runguard.resolve_items(%(record_id)s, %(seen_fence)s::bigint, %(answer)s, %(state)s, %(class)s, %(names)s::text[],

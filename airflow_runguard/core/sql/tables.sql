@@ -137,7 +137,8 @@ create table runguard.call (
 -- The calls in doubt of a record, among a million (rules.sql: each has the moment). Not by state, which every call changes.
 create index call_in_doubt on runguard.call (record_id, generation, name) where first_unknown_at is not null;
 
--- Items that were done before the entry of that fence, and that its list names: their own lines stay as they are.
+-- Items that were done before the entry of that fence, and that its list names: their own lines stay as they are. Of each
+-- record the last such list is kept, by which its results are read.
 create table runguard.listed (
     record_id  bigint not null,
     fence      bigint not null,

@@ -10,7 +10,10 @@
 -- Answers one row of kind 'record' (verdict: ok | lost | missing | broken; state; at = database time; until = lease, or
 -- when one that waits for its quota resumes)
 -- and one of kind 'intent' for each intent (verdict: run | attach | replay | in_doubt | paused | gated | frozen | failed |
--- open | lost).
+-- pending | open | lost).
+--
+-- An outcome 'pending' says that an item whose intent was granted was not and will not be sent: it stands again where it
+-- stood, as if it had not been asked for, with all that earlier attempts left (doubt, a binding payload, its vendor key).
 
 -- An outcome that comes after the fence moved or a person answered: kept as evidence; if it says "applied", that call is
 -- in doubt (again), a record that would be run again too, and a running later holder is told before its next call.
@@ -143,6 +146,7 @@ declare
     closed   integer := 0;
     opened   integer := 0;
     booked   boolean := false;
+    v_first  boolean;
     doubtful boolean;
     v_state  text;
     v_said   text;
@@ -194,20 +198,36 @@ begin
                 v_state := 'in_doubt';          -- speaks for this attempt only; the earlier one stays unknown
                 v_said := 'this attempt had no effect, an earlier one is still unknown; ';
             end if;
-            update runguard.call k set state = v_state, outcome_at = v_now, failure_class = p_o_class[i],
-                   effect = case when v_state = 'in_doubt' then 'unknown' else p_o_effect[i] end,
-                   first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
-                   no_later_than = case when v_state = 'in_doubt'      -- while its holder lived it could be sent
-                                        then greatest(k.no_later_than, r.no_later_than) else k.no_later_than end,
-                   same_again = (v_state = 'in_doubt' and k.state = 'started' and k.first_unknown_at is not null
-                                 and k.error = p_o_error[i]) or (k.state = 'in_doubt' and k.same_again),
-                   final = coalesce(p_o_final[i], false) and v_state = 'failed', claims = 0,
-                   resume_at = case when v_state = 'paused' then v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)) end,
-                   error = coalesce(p_o_error[i], ''), evidence = v_said || coalesce(p_o_evidence[i], ''),
-                   result = case when r.store_result = 'all' then p_o_result[i] end,
-                   result_digest = case when r.store_result <> 'none' then sha256(p_o_result[i]) end,
-                   result_missing = p_o_missing[i]
-             where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
+            if p_o_state[i] = 'pending' then
+                -- The first intent of this order of it: under attempt 1, or since it was ordered anew, nothing was known of it.
+                v_first := v_state = 'pending' and c.first_intent_at = c.intent_at and (c.attempt = 1 or c.effect is null);
+                update runguard.call k set state = v_state, outcome_at = v_now, claims = greatest(k.claims - 1, 0),
+                       intent = case when not v_first then k.intent end, intent_at = case when not v_first then k.intent_at end,
+                       first_intent_at = case when not v_first then k.first_intent_at end,
+                       no_later_than = case when v_state = 'in_doubt' then k.no_later_than end,
+                       first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
+                       failure_class = case when v_state = 'in_doubt' then coalesce(k.failure_class, 'unknown') end,
+                       effect = case when v_state = 'in_doubt' then 'unknown' when not v_first then 'not_applied' end,
+                       error = case when v_state = 'in_doubt' then k.error else '' end,
+                       evidence = case when v_state = 'in_doubt' and k.evidence <> '' then k.evidence
+                                       else v_said || coalesce(p_o_evidence[i], '') end
+                 where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
+            else
+                update runguard.call k set state = v_state, outcome_at = v_now, failure_class = p_o_class[i],
+                       effect = case when v_state = 'in_doubt' then 'unknown' else p_o_effect[i] end,
+                       first_unknown_at = case when v_state = 'in_doubt' then coalesce(k.first_unknown_at, v_now) end,
+                       no_later_than = case when v_state = 'in_doubt'      -- while its holder lived it could be sent
+                                            then greatest(k.no_later_than, r.no_later_than) else k.no_later_than end,
+                       same_again = (v_state = 'in_doubt' and k.state = 'started' and k.first_unknown_at is not null
+                                     and k.error = p_o_error[i]) or (k.state = 'in_doubt' and k.same_again),
+                       final = coalesce(p_o_final[i], false) and v_state = 'failed', claims = 0,
+                       resume_at = case when v_state = 'paused' then v_now + make_interval(secs => coalesce(p_o_resume_after[i], 0)) end,
+                       error = coalesce(p_o_error[i], ''), evidence = v_said || coalesce(p_o_evidence[i], ''),
+                       result = case when r.store_result = 'all' then p_o_result[i] end,
+                       result_digest = case when r.store_result <> 'none' then sha256(p_o_result[i]) end,
+                       result_missing = p_o_missing[i]
+                 where k.record_id = r.id and k.generation = p_generation and k.name = p_o_name[i];
+            end if;
             closed := closed + 1;
             booked := true;
             v_progress := v_progress or v_state = 'done';
@@ -391,8 +411,8 @@ begin
         end if;
         return query select k.id, k.namespace::text, k.key::text, k.state::text from runguard.record k where k.id = r.id;
     end loop;
-    if has_table_privilege('runguard.listed', 'delete') then     -- of no more use; a sweep must not fail for their sake
-        delete from runguard.listed l using runguard.record k where k.id = l.record_id and k.state <> 'running';
+    if has_table_privilege('runguard.listed', 'delete') then     -- only the last one is asked for; a sweep must not fail for it
+        delete from runguard.listed l using runguard.listed newer where newer.record_id = l.record_id and newer.fence > l.fence;
     end if;
     perform runguard.fold();
 end $$;
