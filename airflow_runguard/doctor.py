@@ -152,7 +152,7 @@ def _book(connect: Connect, deployment: str) -> Checks:
         row = connection.execute("select schema_version, deployment from runguard.meta").fetchone()
         version, bound = row or (0, "")
     if version != SCHEMA_VERSION:
-        remedy = UPGRADE if version < SCHEMA_VERSION else "Run `pip install -U airflow-runguard` here."
+        remedy = UPGRADE if version < SCHEMA_VERSION else "Install the newer version of airflow-runguard here."
         found = f"Version {version}, this code needs {SCHEMA_VERSION}"
         yield Check("schema", FAIL, found, "Tasks wait; no call is made.", remedy)
         return

@@ -328,7 +328,7 @@ class Ledger(People, Waits):
             raise LedgerNotReady(
                 f"The ledger has schema version {meta['schema_version']}, this code needs {SCHEMA_VERSION}. "
                 "No call was made.",
-                UPGRADE if meta["schema_version"] < SCHEMA_VERSION else "Run `pip install -U airflow-runguard` here.",
+                UPGRADE if meta["schema_version"] < SCHEMA_VERSION else "Install the newer version of airflow-runguard here.",
             )
         if not belongs(self.deployment, meta["deployment"]):
             raise LedgerNotReady(

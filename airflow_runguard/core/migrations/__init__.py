@@ -71,7 +71,7 @@ def upgrade(
         if isinstance(error.__cause__, ResolutionError):
             raise LedgerNotReady(
                 "The ledger's schema is newer than this version of airflow-runguard. Nothing was changed.",
-                "Install the version that upgraded it (`pip install -U airflow-runguard`).",
+                "Install the newer version of airflow-runguard here.",
             ) from error
         raise
     return output.getvalue()
