@@ -44,15 +44,15 @@ class State(StrEnum):
     RUNNING = "running"
     """A holder works on it until ``lease_until``. The holder moves it on; if it died, the next claim or a sweep."""
     DONE = "done"
-    """The effect happened and the result is booked. A person may reopen it; a batch may be claimed
-    again, and a late outcome may put it in doubt."""
+    """The effect happened and the result is booked. Nobody moves it on, except a person who reopens it;
+    of a batch also a claim, or a late outcome."""
     FAILED = "failed"
     """Waiting will not mend it. A claim moves it on where ``effect`` is ``not_applied``, else a person."""
     PAUSED = "paused"
     """Waiting will mend it. A claim moves it on at ``resume_at``."""
     IN_DOUBT = "in_doubt"
     """Nobody knows whether the effect happened. The vendor's answer moves it on, a person, or a late
-    outcome; never a blind retry."""
+    outcome; a claim only of a batch, or where repeating was declared safe: never a blind retry."""
 
 
 class FailureClass(StrEnum):
