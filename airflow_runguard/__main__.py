@@ -1,4 +1,7 @@
-"""``python -m airflow_runguard … --dsn URL``: every command without Airflow, for where its own CLI is out of reach."""
+"""``python -m airflow_runguard … --dsn URL``: the commands without Airflow, for where its own CLI is out of reach.
+
+``preview``, ``candidates``, ``baseline`` and ``reconcile`` need Airflow and refuse here; ``sweep`` asks no vendor.
+"""
 
 import sys
 

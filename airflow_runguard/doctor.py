@@ -24,7 +24,7 @@ from airflow_runguard.core.failures import SWITCHES
 from airflow_runguard.core.failures.book import GROUP
 from airflow_runguard.core.ledger import Ledger, belongs
 from airflow_runguard.core.record import SCHEMA_VERSION
-from airflow_runguard.core.seam import UPGRADE, Connect
+from airflow_runguard.core.seam import NEWER, UPGRADE, Connect
 
 if TYPE_CHECKING:
     from airflow_runguard.config import Settings
@@ -152,7 +152,7 @@ def _book(connect: Connect, deployment: str) -> Checks:
         row = connection.execute("select schema_version, deployment from runguard.meta").fetchone()
         version, bound = row or (0, "")
     if version != SCHEMA_VERSION:
-        remedy = UPGRADE if version < SCHEMA_VERSION else "Run `pip install -U airflow-runguard` here."
+        remedy = UPGRADE if version < SCHEMA_VERSION else NEWER
         found = f"Version {version}, this code needs {SCHEMA_VERSION}"
         yield Check("schema", FAIL, found, "Tasks wait; no call is made.", remedy)
         return

@@ -1,7 +1,7 @@
 """Telling people, through Airflow's own notifiers: what was booked to be told becomes a message, once.
 
 A notice is booked in the ledger with the change that it tells of, so a killed process tells people too. It is sent by
-whoever takes it first (the triggerer's caretaker, ``airflow runguard sweep``), never by the task that it is about.
+whoever takes it first (the triggerer's caretaker, a ``SweepOperator``), never by the task that it is about.
 """
 
 from __future__ import annotations

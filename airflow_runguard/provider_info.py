@@ -93,8 +93,9 @@ _OPTIONS = {
         "integer",
         "86400",
         "3600",
-        "Seconds for which one try of a task waits (for another holder of its key, a pause, a ledger that is away) "
-        "before it fails and says why.",
+        "Seconds for which one try of a task waits (for another holder of its key, a ledger that is away) before it "
+        "fails and says why. It ends no waiting for a quota (``max_pause``), a freeze, ``enabled = false``, a person "
+        "(``ask_timeout``), or a previous run that is there.",
     ),
     "enabled": _option(
         "boolean",

@@ -686,7 +686,7 @@ def test_a_newer_schema_is_refused(ask: Type, sql: SQL) -> None:
     said = ask("list")
     assert said.code == 3
     assert "99" in said.data["error"]
-    assert "pip install" in said.data["remedy"]
+    assert "Install the newer version" in said.data["remedy"]
 
 
 def test_the_statements_of_an_upgrade_are_printed_for_a_dba_and_make_a_ledger(

@@ -99,7 +99,7 @@ def test_a_database_without_schema_is_told_to_upgrade_and_the_server_is_still_lo
     assert "db upgrade" in checks["schema"].remedy
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(0, "db upgrade"), (99, "pip install")])
+@pytest.mark.parametrize(("version", "remedy"), [(0, "db upgrade"), (99, "Install the newer version")])
 def test_another_schema_version_says_which_side_is_behind(ledger_url: str, version: int, remedy: str) -> None:
     with psycopg.connect(ledger_url) as connection:
         connection.execute("update runguard.meta set schema_version = %s", [version])

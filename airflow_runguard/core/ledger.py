@@ -58,7 +58,7 @@ from airflow_runguard.core.rows import (
     waiting_parameters,
     word_of,
 )
-from airflow_runguard.core.seam import UPGRADE, queries
+from airflow_runguard.core.seam import NEWER, UPGRADE, queries
 from airflow_runguard.core.sending import Sending
 from airflow_runguard.core.series import Before, Place
 from airflow_runguard.core.waits import Waits
@@ -328,7 +328,7 @@ class Ledger(People, Waits):
             raise LedgerNotReady(
                 f"The ledger has schema version {meta['schema_version']}, this code needs {SCHEMA_VERSION}. "
                 "No call was made.",
-                UPGRADE if meta["schema_version"] < SCHEMA_VERSION else "Run `pip install -U airflow-runguard` here.",
+                UPGRADE if meta["schema_version"] < SCHEMA_VERSION else NEWER,
             )
         if not belongs(self.deployment, meta["deployment"]):
             raise LedgerNotReady(

@@ -17,6 +17,8 @@ from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.series import Before, Place
 
 SCHEMA_VERSION = 1
+"""The version of the ledger's tables and functions that this code speaks."""
+
 POSITIVE = (
     "lease",
     "max_hold",
@@ -27,7 +29,6 @@ POSITIVE = (
     "max_pauses",
     "max_pause",
 )
-"""The version of the ledger's tables and functions that this code speaks."""
 
 MAX_KEY_LENGTH = 512
 """Characters in a key or namespace; longer ones are refused, never cut."""
@@ -43,13 +44,15 @@ class State(StrEnum):
     RUNNING = "running"
     """A holder works on it until ``lease_until``. The holder moves it on; if it died, the next claim or a sweep."""
     DONE = "done"
-    """The effect happened and the result is booked. Nobody moves it on, except a person who reopens it."""
+    """The effect happened and the result is booked. Nobody moves it on, except a person who reopens it;
+    of a batch also a claim, or a late outcome."""
     FAILED = "failed"
     """Waiting will not mend it. A claim moves it on where ``effect`` is ``not_applied``, else a person."""
     PAUSED = "paused"
     """Waiting will mend it. A claim moves it on at ``resume_at``."""
     IN_DOUBT = "in_doubt"
-    """Nobody knows whether the effect happened. The vendor's answer moves it on, or a person; never a retry."""
+    """Nobody knows whether the effect happened. The vendor's answer moves it on, a person, or a late
+    outcome; a claim only of a batch, or where repeating was declared safe: never a blind retry."""
 
 
 class FailureClass(StrEnum):

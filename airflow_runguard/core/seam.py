@@ -25,6 +25,7 @@ T = TypeVar("T")
 Connect = Callable[[], "psycopg.Connection[Any]"]
 
 UPGRADE = "Run `airflow runguard db upgrade`."
+NEWER = "Install the newer version of airflow-runguard here."
 GRANTS = "Grant it what docs/operations.md lists for a worker."
 REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
 UNPREPARED = {"26000", "42P05", "0A000"}  # prepared statement is gone, taken or outdated: nothing happened

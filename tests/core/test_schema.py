@@ -148,7 +148,7 @@ def test_p12_a_database_without_the_schema_is_not_ready_and_names_the_command(em
     assert made == []
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(0, "db upgrade"), (99, "pip install")])
+@pytest.mark.parametrize(("version", "remedy"), [(0, "db upgrade"), (99, "Install the newer version")])
 def test_p12_another_schema_version_is_not_ready_and_names_the_command(
     ledger_url: str, sql: SQL, version: int, remedy: str
 ) -> None:

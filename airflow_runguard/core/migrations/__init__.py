@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from airflow_runguard.core.errors import LedgerNotReady, PlanningError
+from airflow_runguard.core.seam import NEWER
 
 if TYPE_CHECKING:
     import psycopg
@@ -71,7 +72,7 @@ def upgrade(
         if isinstance(error.__cause__, ResolutionError):
             raise LedgerNotReady(
                 "The ledger's schema is newer than this version of airflow-runguard. Nothing was changed.",
-                "Install the version that upgraded it (`pip install -U airflow-runguard`).",
+                NEWER,
             ) from error
         raise
     return output.getvalue()
