@@ -600,7 +600,8 @@ class GuardContext:
                 assert isinstance(how, Ended)
                 raise self._interrupted(how)
             case "frozen":
-                raise self._interrupted(Waiting(f"Call {name!r} was not made: {answer.error}. {THAW}"))
+                why = f"Call {name!r} was not made: {answer.error}. {THAW}"
+                raise self._interrupted(Waiting(why, record_id=self.record_id, limited=False))
             case "gated":
                 raise self._interrupted(Waiting(f"Call {name!r} was not made: {answer.error}."), pause=0.0)
             case "paused":

@@ -446,6 +446,7 @@ def test_p12_frozen_in_the_middle_what_is_under_way_settles_and_nothing_new_star
     how = attempt(ledger_url, what, body)
     assert isinstance(how, guard.Waiting)
     assert "frozen by ann" in how.reason
+    assert not how.limited, "a person ends it, not busy_wait_limit"
     assert made == ["one"]
     assert [call.state for call in ledger.calls(1)] == ["done"]
     assert state_of(ledger, what) is State.PENDING
