@@ -72,8 +72,11 @@ def test_a_resumed_batch_writes_no_line_of_what_is_done_and_counts_it_once(ledge
         "items": 6, "done": 6, "replayed": 5, "complete": True,
     }  # fmt: skip
     assert {name: xmin for name, xmin in versions().items() if name != "h"} == before
+    assert isinstance(batches.run(ledger, invoices(*"abc"), Counting()), Done)
+    entries = "select count(distinct fence), max(fence) from runguard.listed"
+    assert sql.execute(entries).fetchone() == (2, 3)
     ledger.sweep("test")
-    assert sql.execute("select count(*) from runguard.listed").fetchone() == (0,)
+    assert sql.execute(entries).fetchone() == (1, 3), "the last list is kept, by which the results are read"
 
 
 def test_a_stream_is_read_once_and_never_held(ledger, monkeypatch):
