@@ -78,8 +78,8 @@ class Walk:
 
 @pytest.fixture
 def connection(ledger_url: str) -> Iterator[psycopg.Connection[Any]]:
-    # Nothing prepared: psycopg deallocates everything after a rollback of its own, also one to a savepoint.
-    with psycopg.connect(ledger_url, prepare_threshold=None) as opened:
+    # No cursor prepares anything: psycopg would deallocate all that is prepared after each rollback to a savepoint.
+    with psycopg.connect(ledger_url, prepare_threshold=10**9) as opened:
         yield opened
 
 
