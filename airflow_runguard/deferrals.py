@@ -15,6 +15,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 
 from airflow_runguard import codec
+from airflow_runguard.core.context import chain
 from airflow_runguard.masking import Hide
 
 log = logging.getLogger("airflow_runguard")
@@ -61,17 +62,9 @@ def anew(note: str, method: str, arguments: dict[str, Any] | None) -> TaskDeferr
 
 def tells(event: Any, error: BaseException, is_quota: Callable[[Exception], object]) -> bool:
     """Whether ``error`` was made of what an event says, and that by itself is the quota."""
-    said = " ".join(str(link) for link in _chain(error))
+    said = " ".join(str(link) for link in chain(error))
     texts = [text for text in _texts(event) if text and (text in said or repr(text)[1:-1] in said)]
     return any(is_quota(AirflowException(text)) for text in texts)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    known: list[BaseException] = []
-    while error is not None and error not in known:
-        known.append(error)
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _texts(value: Any) -> Iterator[str]:

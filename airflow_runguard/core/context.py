@@ -95,14 +95,14 @@ def _accept(what: str, value: object) -> None:
         raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain(error: BaseException) -> list[BaseException]:
     """The error and those that it stems from."""
-    chain: list[BaseException] = []
+    links: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None and link not in chain:
-        chain.append(link)
+    while link is not None and link not in links:
+        links.append(link)
         link = link.__cause__ or link.__context__
-    return chain
+    return links
 
 
 log = logging.getLogger("airflow_runguard")
@@ -378,7 +378,7 @@ class GuardContext:
         """What an error means that came from submitting a job or from waiting for one; ``None`` = it did not."""
         if id(error) in self._followed:
             return judged(error, self._work.rules)
-        if self._job or not any(link is self._unsubmitted[-1] for link in _chain(error) if self._unsubmitted):
+        if self._job or not any(link is self._unsubmitted[-1] for link in chain(error) if self._unsubmitted):
             return None
         # Each request that submits is its own attempt: one that stayed unknown is not made good by a later refusal.
         each = [self.classified(failed, one_request=True) for failed in self._unsubmitted]
@@ -387,7 +387,7 @@ class GuardContext:
 
     def job_goes_on(self, error: BaseException) -> bool:
         """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""
-        left = (self._followed.get(id(link)) for link in _chain(error))
+        left = (self._followed.get(id(link)) for link in chain(error))
         return any(link is not None and not isinstance(link, JobNotFound | JobFailed) for link in left)
 
     def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
@@ -509,13 +509,13 @@ class GuardContext:
 
     def failure_behind(self, error: BaseException) -> Failure | None:
         """The booked failure of the call that ``error`` stems from; ``None`` where it comes from between the calls."""
-        for link in _chain(error):
+        for link in chain(error):
             if isinstance(link, BaseExceptionGroup):
                 found = [failure for each in link.exceptions if (failure := self.failure_behind(each)) is not None]
                 # Of several: doubt before waiting, waiting before a refusal.
                 return min(found, key=lambda it: (it.effect is not Effect.UNKNOWN, not it.pausable), default=None)
-        chain = _chain(error)
-        return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in chain)), None)
+        links = chain(error)
+        return next((failure for failed, failure in reversed(self._failures) if any(failed is e for e in links)), None)
 
     def classified(self, error: BaseException, *, one_request: bool = False) -> Failure:
         """What an error of a call means."""

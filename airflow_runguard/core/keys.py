@@ -493,13 +493,10 @@ _URL_PASSWORD = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 def readable(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments as JSON for people and look-ups: secrets masked, cut to size. It refuses nothing: what has no
     canonical form (a client, a session, a whole data set) is shown by its type."""
-    shown = _flatly(arguments)
-    return (
-        shown
-        if shown is not None
-        else _rendition(
-            {name: value if _has_form(value) else f"<{_type_name(value)}>" for name, value in arguments.items()}
-        )
+    if (shown := _flatly(arguments)) is not None:
+        return shown
+    return _rendition(
+        {name: value if _has_form(value) else f"<{_type_name(value)}>" for name, value in arguments.items()}
     )
 
 
