@@ -20,7 +20,7 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow_runguard import codec
 from airflow_runguard.config import connect_ledger, settings
 from airflow_runguard.core import guard as core
-from airflow_runguard.core import keys
+from airflow_runguard.core import payloads
 from airflow_runguard.core.batch import Batch, ItemContext
 from airflow_runguard.core.conduct import conduct
 from airflow_runguard.core.errors import PlanningError, ResultNotStored
@@ -56,7 +56,7 @@ class BatchEntry(Entry):
         return arguments
 
     def _payload(self) -> Payload:
-        return keys.payload(self._arguments())
+        return payloads.payload(self._arguments())
 
     def _depth(self) -> str | None:
         """A batch goes on by what the ledger has of its items, so where all is only observed it is guarded all the

@@ -31,7 +31,7 @@ from airflow.sdk.exceptions import (
 from airflow_runguard import codec, deferrals, human, jobs, measures, sqlguard
 from airflow_runguard.config import Settings, connect_ledger, redis_client, settings
 from airflow_runguard.core import guard as core
-from airflow_runguard.core import keys, observe
+from airflow_runguard.core import observe, payloads
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Identity, Order, Record, State
@@ -156,7 +156,7 @@ class Entry(Ordering):
 
         except RunGuardError as error:
             trouble = error
-            order = Order(identity=Identity("observed", "unnamed", str(self.ti.id)), payload=keys.payload({}))
+            order = Order(identity=Identity("observed", "unnamed", str(self.ti.id)), payload=payloads.payload({}))
             hide = hider("", lambda value: value)
 
             def ledger() -> Ledger:

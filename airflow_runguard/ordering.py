@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_runguard import series
 from airflow_runguard.adapters import Adapter, adapter_for
 from airflow_runguard.config import Settings
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.record import Order, Payload
 from airflow_runguard.core.series import Place
@@ -152,13 +152,13 @@ class Ordering:
         arguments = self._arguments()
         chosen = self.guard.payload
         if chosen is None:
-            return keys.payload(arguments)
+            return payloads.payload(arguments)
         if callable(chosen):
-            return keys.payload(chosen(_View(arguments)))
+            return payloads.payload(chosen(_View(arguments)))
         missing = [name for name in chosen if name not in arguments]
         if missing:
             raise PlanningError(f"payload names {', '.join(missing)}; the task has {', '.join(arguments)}.")
-        return keys.payload({name: arguments[name] for name in chosen})
+        return payloads.payload({name: arguments[name] for name in chosen})
 
     def _arguments(self) -> Mapping[str, Any]:
         return self.adapter.arguments(self.operator)

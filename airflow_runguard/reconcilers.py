@@ -25,7 +25,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import payloads
 from airflow_runguard.core.errors import NotApplied, PlanningError
 from airflow_runguard.core.work import Applied, Doubt, StillUnknown
 
@@ -55,7 +55,7 @@ def _as_sent(value: Any) -> Any:
         return {name: _as_sent(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_as_sent(part) for part in value]
-    return value if keys.as_sent(value) else _Hidden()
+    return value if payloads.as_sent(value) else _Hidden()
 
 
 class _Template(string.Formatter):

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_runguard.core import guard, keys
+from airflow_runguard.core import guard, keys, payloads
 from airflow_runguard.core.batch import Batch
 from airflow_runguard.core.conduct import conduct
 from airflow_runguard.core.leases import Leases
@@ -42,7 +42,7 @@ def lines(count: int) -> Callable[[], Iterator[dict[str, Any]]]:
 
 def run(ledger: Ledger, key: str, items: int, call: Callable[..., Any], **rules: Any) -> None:
     batch = Batch(items=lines(items), key_of=lambda item: item["id"], call=call, **rules)
-    order = Order(identity=keys.identity(DEPLOYMENT, "batch", key), payload=keys.payload({}), calls="batch")
+    order = Order(identity=keys.identity(DEPLOYMENT, "batch", key), payload=payloads.payload({}), calls="batch")
     work = guard.Work(
         order=order,
         holder=Holder(uuid.uuid4().hex, uuid.uuid4().hex),

@@ -34,7 +34,7 @@ def guarded() -> None:
     import airflow_runguard.decorators
     from airflow_runguard import codec
     from airflow_runguard.config import connect_ledger, redis_client, settings
-    from airflow_runguard.core import guard, keys
+    from airflow_runguard.core import guard, keys, payloads
     from airflow_runguard.core.ledger import Ledger
     from airflow_runguard.core.record import Holder, Order
 
@@ -42,7 +42,8 @@ def guarded() -> None:
     ledger = Ledger(connect_ledger(options), deployment=options.deployment)
     leases = guard.ready(ledger, redis_client(options))
     order = Order(
-        identity=keys.identity(options.deployment, "memory", uuid.uuid4().hex), payload=keys.payload({"amount": 500})
+        identity=keys.identity(options.deployment, "memory", uuid.uuid4().hex),
+        payload=payloads.payload({"amount": 500}),
     )
     work = guard.Work(order=order, holder=Holder(uuid.uuid4().hex), body=lambda _: 1, dump=codec.dump, load=codec.load)
     how = guard.run(ledger, leases, work)

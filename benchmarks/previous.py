@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import psycopg
 
-from airflow_runguard.core import keys, observe
+from airflow_runguard.core import keys, observe, payloads
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Grant, Holder, Order, Result, Settlement, State, Verdict
 from airflow_runguard.core.series import Place
@@ -47,7 +47,7 @@ def observe_ms(ledger_url: str, calls: int) -> float:
     took = []
     for number in range(calls):
         order = Order(
-            identity=keys.identity(DEPLOYMENT, "observed", f"{number}"), payload=keys.payload({"amount": 500})
+            identity=keys.identity(DEPLOYMENT, "observed", f"{number}"), payload=payloads.payload({"amount": 500})
         )
         work = Work(
             order=order, holder=_holder(), body=lambda _: time.sleep(CALL), dump=lambda _: b"1", load=lambda _: 1
@@ -77,7 +77,7 @@ def _held(ledger: Ledger, series: str) -> tuple[Order, Holder, Grant]:
     place = Place(series=series, place="1", waits=False)
     order = Order(
         identity=keys.identity(DEPLOYMENT, "previous", series),
-        payload=keys.payload({}),
+        payload=payloads.payload({}),
         calls="explicit",
         lease=3600,
         place=place,

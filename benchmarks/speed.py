@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 
-from airflow_runguard.core import guard, keys
+from airflow_runguard.core import guard, keys, payloads
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.migrations import upgrade
@@ -147,7 +147,7 @@ class Bench:
 
     def _order(self, key: str, gate: str | None = None) -> Order:
         name = keys.identity(DEPLOYMENT, "billing", key)
-        return Order(identity=name, payload=keys.payload({"amount": 500}), gate=gate)
+        return Order(identity=name, payload=payloads.payload({"amount": 500}), gate=gate)
 
     def _holder(self) -> Holder:
         return Holder(uuid.uuid4().hex, "ti", "bill", "charge", "run", 1, -1, "host", 1)

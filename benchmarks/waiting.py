@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Order, Verdict
 from airflow_runguard.triggers import ResumeTrigger, Watcher
@@ -45,7 +45,7 @@ def _paused(ledger: Ledger, key: str) -> int:
     """A record that waits at the gate, which is closed for a day."""
     until = datetime.now(UTC) + timedelta(days=1)
     ledger.close_gate(GATE, until=until, rate=1000, actor="bench", reason="bench")
-    order = Order(identity=keys.identity(DEPLOYMENT, "waiting", key), payload=keys.payload({}), gate=GATE)
+    order = Order(identity=keys.identity(DEPLOYMENT, "waiting", key), payload=payloads.payload({}), gate=GATE)
     claim = ledger.claim(order, Holder(key))
     if claim.verdict is not Verdict.PAUSED:
         raise RuntimeError(f"the record does not wait: {claim}")

@@ -21,7 +21,7 @@ import psycopg
 import pytest
 
 from airflow_runguard import Guard
-from airflow_runguard.core import keys
+from airflow_runguard.core import payloads
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, doubts, settle
@@ -218,7 +218,7 @@ def in_doubt(ledger: Ledger, sql: psycopg.Connection[Any], key: str, intent: Any
     calls = "body" if intent is None else "explicit"
     held = enter(ledger, engine.order(key, calls=calls, on_doubt="reconcile", **order))
     if intent is not None:
-        held.write(intents=[("charge", json.dumps(keys.readable(intent)))])
+        held.write(intents=[("charge", json.dumps(payloads.readable(intent)))])
         held.write(outcomes=[said("charge", UNKNOWN)])
     held.settle(State.IN_DOUBT, UNKNOWN)
     long_ago(sql, held.id)

@@ -19,7 +19,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import payloads
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, VendorKeys, few
 from airflow_runguard.core.context import never_ran, unfinished
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
@@ -225,7 +225,9 @@ class Calling(Holding):
             chosen = [(key, item) for key, item in dict(taken).items() if key not in self._under_way]
             if chosen:
                 self._under_way.update(key for key, _ in chosen)
-                return [(key, item, json.dumps(self.work.hide(keys.readable(_by_name(item))))) for key, item in chosen]
+                return [
+                    (key, item, json.dumps(self.work.hide(payloads.readable(_by_name(item))))) for key, item in chosen
+                ]
         return []
 
     def _make_ready(self) -> None:

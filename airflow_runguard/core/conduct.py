@@ -18,7 +18,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.batch import NAMED, Batch, Holding, few
 from airflow_runguard.core.calling import Calling
 from airflow_runguard.core.context import GuardContext
@@ -212,7 +212,7 @@ class _Conductor(Holding):
     def _identified(self, item: Any) -> tuple[str, str]:
         try:
             key = keys.item_name(self.batch.key_of(item))
-            return key, hashlib.sha256(keys.canonical(self.batch.payload_of(item))).hexdigest()
+            return key, hashlib.sha256(payloads.canonical(self.batch.payload_of(item))).hexdigest()
         except PlanningError as error:
             raise PlanningError(f"Item {self._seen} of the list: {error.what}", error.remedy) from error
 

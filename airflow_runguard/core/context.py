@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, ResultIsError
 from airflow_runguard.core.failures import classify, classify_result, hidden_retries
 from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
@@ -574,7 +574,7 @@ class GuardContext:
     def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
-        return self._writer.intent(name, json.dumps(self._work.hide(keys.readable(arguments))))
+        return self._writer.intent(name, json.dumps(self._work.hide(payloads.readable(arguments))))
 
     def _go(self, name: str, answer: IntentAnswer, job: str = "") -> Go:
         """The ledger's answer to an intent, checked once more right before the call."""

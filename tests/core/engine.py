@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from airflow_runguard.core import guard, keys
+from airflow_runguard.core import guard, keys, payloads
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Holder, Identity, Order
 
@@ -27,7 +27,7 @@ def identity(key: str, namespace: str = "billing") -> Identity:
 
 
 def order(key: str, payload: dict[str, Any] | None = None, **rules: Any) -> Order:
-    return Order(identity=identity(key), payload=keys.payload(payload or {"amount": 500}), **rules)
+    return Order(identity=identity(key), payload=payloads.payload(payload or {"amount": 500}), **rules)
 
 
 def holder(**who: Any) -> Holder:

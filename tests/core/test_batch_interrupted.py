@@ -147,7 +147,7 @@ def begun_and_killed(ledger, key: str, what=None) -> books.Held:
     grant_of = books.Grant(what.identity, held.id, held.claim.generation, held.claim.fence)
     from hashlib import sha256
 
-    from airflow_runguard.core.keys import canonical
+    from airflow_runguard.core.payloads import canonical
 
     items = Items(ledger)
     assert items.begin(grant_of, held.holder)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_runguard.core import conduct, keys, spool
+from airflow_runguard.core import conduct, payloads, spool
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.items import Items
 from airflow_runguard.core.record import Grant
@@ -158,12 +158,12 @@ def test_the_short_way_to_the_canonical_form_is_the_long_one(fields):
         except PlanningError:
             return None
 
-    slow = of(lambda: keys._Encoder().encode(fields, "payload", 0).encode("ascii"))
-    assert of(lambda: keys.canonical(fields)) == slow
+    slow = of(lambda: payloads._Encoder().encode(fields, "payload", 0).encode("ascii"))
+    assert of(lambda: payloads.canonical(fields)) == slow
 
 
 @given(st.dictionaries(st.sampled_from(["id", "token", "url", "cents", "note"]), values))
 def test_the_short_way_to_what_people_read_is_the_long_one(fields):
-    assert keys.readable(fields) == keys._rendition(
-        {name: value if keys._has_form(value) else f"<{type(value).__name__}>" for name, value in fields.items()}
+    assert payloads.readable(fields) == payloads._rendition(
+        {name: value if payloads._has_form(value) else f"<{type(value).__name__}>" for name, value in fields.items()}
     )

@@ -15,9 +15,9 @@ from airflow_runguard.core.batch import Batch
 from airflow_runguard.core.conduct import conduct
 from airflow_runguard.core.errors import LedgerUnavailable
 from airflow_runguard.core.items import Items, Selection
-from airflow_runguard.core.keys import canonical
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
+from airflow_runguard.core.payloads import canonical
 from airflow_runguard.core.record import Call, Grant, Order, Outcome, State, Written
 from airflow_runguard.core.work import Done, Ended
 from airflow_runguard.core.writer import NEVER_SENT

@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.record import MAX_KEY_LENGTH, Identity
 
@@ -154,7 +154,7 @@ def test_a_naive_date_names_no_moment():
     ],
 )
 def test_equal_data_has_equal_bytes(a, b):
-    assert keys.canonical(a) == keys.canonical(b)
+    assert payloads.canonical(a) == payloads.canonical(b)
 
 
 DISTINCT: list[Any] = [
@@ -170,10 +170,10 @@ DISTINCT: list[Any] = [
 
 
 def test_different_data_has_different_bytes():
-    forms = [keys.canonical(value) for value in DISTINCT]
+    forms = [payloads.canonical(value) for value in DISTINCT]
     assert len(set(forms)) == len(DISTINCT)
     # No form is the beginning of a list of another: side by side they stay apart as well.
-    pairs = {keys.canonical([a, b]) for a in DISTINCT for b in DISTINCT}
+    pairs = {payloads.canonical([a, b]) for a in DISTINCT for b in DISTINCT}
     assert len(pairs) == len(DISTINCT) ** 2
 
 
@@ -217,8 +217,8 @@ def _same(a: Any, b: Any) -> bool:
 
 @given(_data, _data)
 def test_canonical_bytes_are_equal_exactly_when_the_data_is(a, b):
-    assert (keys.canonical(a) == keys.canonical(b)) == _same(a, b)
-    assert keys.canonical([a, b]) != keys.canonical([[a], b])
+    assert (payloads.canonical(a) == payloads.canonical(b)) == _same(a, b)
+    assert payloads.canonical([a, b]) != payloads.canonical([[a], b])
 
 
 def _rebuilt(value: Any, draw: Any) -> Any:
@@ -234,7 +234,7 @@ def _rebuilt(value: Any, draw: Any) -> Any:
 
 @given(_data, st.data())
 def test_canonical_bytes_are_stable_when_the_same_data_is_built_otherwise(value, data):
-    assert keys.canonical(_rebuilt(value, data.draw)) == keys.canonical(value)
+    assert payloads.canonical(_rebuilt(value, data.draw)) == payloads.canonical(value)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False), st.integers(0, 5))
@@ -243,7 +243,7 @@ def test_a_decimal_is_its_value_under_any_context_of_the_thread(number, zeros):
     padded = Decimal((sign, (*digits, *[0] * zeros), exponent - zeros))
     with localcontext() as context:
         context.prec, context.capitals = 3, 0
-        assert keys.canonical(padded) == keys.canonical(number)
+        assert payloads.canonical(padded) == payloads.canonical(number)
     assert Decimal(keys.number_text(number)) == number
 
 
@@ -251,10 +251,10 @@ _IN_ANOTHER_PROCESS = """
 import json, sys
 from datetime import UTC, datetime
 from decimal import Decimal
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 order = {"lines": {"b", "a", "c", "d"}, "at": datetime(2026, 10, 1, tzinfo=UTC), "cents": Decimal("5.10"),
          "names": {w: None for w in {"x", "y", "z"}}, "nested": [{"k": frozenset(range(9))}]}
-made = keys.payload(order)
+made = payloads.payload(order)
 print(json.dumps([made.digest, made.fields, keys.vendor_key("i", keys.identity("d", "n", "k"), "body", 1, 1)]))
 """
 
@@ -285,8 +285,8 @@ def test_the_bytes_of_version_1_are_these():
         "tags": {"b", "a"},
         "to": [None, True],
     }
-    assert keys.CANONICAL_VERSION == 1
-    assert keys.canonical(order) == (
+    assert payloads.CANONICAL_VERSION == 1
+    assert payloads.canonical(order) == (
         b'{"at":datetime"2026-10-01T12:00:00Z","cents":decimal"9.5","id":7,"note":"\\u00e9","rate":float"0.5",'
         b'"tags":set["a","b"],"to":[null,true]}'
     )
@@ -337,47 +337,47 @@ _LOOP.extend([_LOOP, _LOOP])
         (datetime.min.replace(tzinfo=timezone(timedelta(hours=5))), "no moment in UTC"),
         ({(1, 2): 3}, "key that is a tuple"),
         ({Size.SMALL: "a", 1: "b"}, "two keys that are the same data"),
-        (1 << keys.MAX_INT_BITS, "4097 bits"),
+        (1 << payloads.MAX_INT_BITS, "4097 bits"),
         (_LOOP, "contains itself"),
-        (_nested(keys.MAX_DEPTH), "over 100 levels"),
+        (_nested(payloads.MAX_DEPTH), "over 100 levels"),
         (_Faulty(), "_Faulty, cannot be read: OSError: gone"),
-        ("x" * keys.MAX_PAYLOAD, "over 1000000 characters"),
+        ("x" * payloads.MAX_PAYLOAD, "over 1000000 characters"),
         (["x" * 1000] * 1000, "over 1000000 characters"),
     ],
 )
 def test_what_cannot_be_canonical_is_refused_with_its_path_and_what_to_do(value, fault):
-    for refused in (keys.canonical, lambda order: keys.payload({"order": order["order"]})):
+    for refused in (payloads.canonical, lambda order: payloads.payload({"order": order["order"]})):
         with pytest.raises(PlanningError, match=fault) as caught:
             refused({"order": {"at": [0, value]}})
         assert "payload=" in str(caught.value)
 
 
 def test_the_bounds_themselves_are_allowed():
-    assert keys.canonical(_nested(keys.MAX_DEPTH)).startswith(b"[[[[")
-    assert keys.canonical((1 << keys.MAX_INT_BITS) - 1)
-    assert len(keys.canonical("x" * (keys.MAX_PAYLOAD - 2))) == keys.MAX_PAYLOAD
+    assert payloads.canonical(_nested(payloads.MAX_DEPTH)).startswith(b"[[[[")
+    assert payloads.canonical((1 << payloads.MAX_INT_BITS) - 1)
+    assert len(payloads.canonical("x" * (payloads.MAX_PAYLOAD - 2))) == payloads.MAX_PAYLOAD
 
 
 def test_a_field_whose_name_is_no_text_is_refused():
     with pytest.raises(PlanningError, match="field named by a int"):
-        keys.payload({1: 2})  # type: ignore[dict-item]
+        payloads.payload({1: 2})  # type: ignore[dict-item]
 
 
 # --- the payload ------------------------------------------------------------------------------------------------------
 
 
 def test_p11_every_field_that_was_added_removed_or_changed_is_named():
-    before = keys.payload({"amount": 5, "to": "a", "note": None, "at": NOON})
-    after = keys.payload({"amount": "5", "to": "a", "currency": "eur", "at": NOON.astimezone(BERLIN)})
-    assert keys.differing(before.fields, after.fields) == ("amount", "currency", "note")
+    before = payloads.payload({"amount": 5, "to": "a", "note": None, "at": NOON})
+    after = payloads.payload({"amount": "5", "to": "a", "currency": "eur", "at": NOON.astimezone(BERLIN)})
+    assert payloads.differing(before.fields, after.fields) == ("amount", "currency", "note")
     assert before.digest != after.digest
-    assert keys.differing(before.fields, before.fields) == ()
+    assert payloads.differing(before.fields, before.fields) == ()
 
 
 @given(st.dictionaries(st.text(max_size=5), _data, max_size=5), st.dictionaries(st.text(max_size=5), _data, max_size=5))
 def test_p11_two_payloads_have_one_digest_exactly_when_no_field_differs(a, b):
-    one, other = keys.payload(a), keys.payload(b)
-    assert (one.digest == other.digest) == (keys.differing(one.fields, other.fields) == ())
+    one, other = payloads.payload(a), payloads.payload(b)
+    assert (one.digest == other.digest) == (payloads.differing(one.fields, other.fields) == ())
 
 
 @pytest.mark.parametrize("first", ["plain", "enum"])
@@ -385,7 +385,7 @@ def test_a_name_that_is_more_than_a_text_is_written_by_its_value_whoever_came_fi
     fields = f"lane_{first}"  # the shape of these names is seen for the first time
 
     def written(name):
-        return keys.canonical({fields: 1, name: 2})
+        return payloads.canonical({fields: 1, name: 2})
 
     if first == "plain":
         assert b'"x":2' in written("x")
@@ -395,8 +395,8 @@ def test_a_name_that_is_more_than_a_text_is_written_by_its_value_whoever_came_fi
 
 def test_the_digest_of_a_payload_is_that_of_its_canonical_form():
     order = {"b": 1, "a": [NOON]}
-    assert keys.payload(order).digest == hashlib.sha256(keys.canonical(order)).hexdigest()
-    assert keys.payload(order).version == keys.CANONICAL_VERSION
+    assert payloads.payload(order).digest == hashlib.sha256(payloads.canonical(order)).hexdigest()
+    assert payloads.payload(order).version == payloads.CANONICAL_VERSION
 
 
 def test_the_readable_fields_show_a_person_what_the_order_is():
@@ -409,7 +409,7 @@ def test_the_readable_fields_show_a_person_what_the_order_is():
         "none": None,
         "raw": b"ab",
     }
-    shown = keys.payload(order).readable
+    shown = payloads.payload(order).readable
     assert json.loads(json.dumps(shown)) == shown
     assert shown == {
         "invoice": {"item": "x", "price": "9.50"},
@@ -430,38 +430,38 @@ SECRETS = """
 
 @pytest.mark.parametrize("name", SECRETS.split())
 def test_the_readable_fields_hold_no_secret_at_any_level(name):
-    made = keys.payload({name: "hush-hush", "nested": [{"deep": {name: ["hush-hush"]}}]})
+    made = payloads.payload({name: "hush-hush", "nested": [{"deep": {name: ["hush-hush"]}}]})
     assert "hush-hush" not in json.dumps(made.readable)
     assert made.readable[name] == "***"
-    assert made.fields[name] != keys.payload({name: "other"}).fields[name]  # it still counts as part of the order
+    assert made.fields[name] != payloads.payload({name: "other"}).fields[name]  # it still counts as part of the order
 
 
 @pytest.mark.parametrize("name", ["shipping", "company", "author", "key", "number", "amount", "idempotency_key"])
 def test_ordinary_names_are_shown(name):
-    assert keys.payload({name: "plain"}).readable == {name: "plain"}
+    assert payloads.payload({name: "plain"}).readable == {name: "plain"}
 
 
 def test_a_password_inside_an_address_is_masked():
-    assert keys.payload({"to": "see https://me:hush@vendor.example/x"}).readable == {
+    assert payloads.payload({"to": "see https://me:hush@vendor.example/x"}).readable == {
         "to": "see https://***@vendor.example/x"
     }
 
 
 def test_long_texts_and_large_fields_are_cut_with_a_note():
-    shown = keys.payload({"long": "x" * 500, "many": list(range(5000)), "nul": "a\x00b", "small": 1}).readable
-    assert shown["long"] == "x" * keys.READABLE_TEXT + "… (500 characters)"
+    shown = payloads.payload({"long": "x" * 500, "many": list(range(5000)), "nul": "a\x00b", "small": 1}).readable
+    assert shown["long"] == "x" * payloads.READABLE_TEXT + "… (500 characters)"
     assert shown["many"] == "… (28900 characters, not shown)"
     assert shown["nul"] == "a\\x00b"
     assert shown["small"] == 1
-    crowd = keys.payload({f"field{i}": i for i in range(5000)}).readable
+    crowd = payloads.payload({f"field{i}": i for i in range(5000)}).readable
     assert crowd["…"] == f"{5000 - (len(crowd) - 1)} more fields"
 
 
 @given(st.dictionaries(st.text(max_size=5), _data, max_size=5))
 def test_the_readable_fields_are_bounded_json(order):
-    text = json.dumps(keys.payload(order).readable, allow_nan=False)
+    text = json.dumps(payloads.payload(order).readable, allow_nan=False)
     assert "\\u0000" not in text
-    assert len(text) <= keys.READABLE_TOTAL + 100
+    assert len(text) <= payloads.READABLE_TOTAL + 100
 
 
 class Fields(dict):
@@ -480,7 +480,7 @@ _PARTS = (
 
 @given(st.dictionaries(_NAMES, _PARTS, max_size=9))
 def test_the_short_way_of_showing_arguments_shows_what_the_long_way_does(arguments):
-    assert keys.readable(arguments) == keys.readable(Fields(arguments))
+    assert payloads.readable(arguments) == payloads.readable(Fields(arguments))
 
 
 def test_a_calls_arguments_are_shown_whatever_they_are():
@@ -488,7 +488,7 @@ def test_a_calls_arguments_are_shown_whatever_they_are():
     for _ in range(60):
         doubled = [doubled, doubled]
     kinds = {"client": object(), "loop": _LOOP, "big": [0] * 10**6, "doubled": doubled, "m": _Faulty()}
-    shown = keys.readable({"cents": 5, **kinds, "token": "x"})
+    shown = payloads.readable({"cents": 5, **kinds, "token": "x"})
     assert shown == {
         "cents": 5,
         "client": "<object>",
@@ -554,4 +554,4 @@ def test_an_airflow_params_dict_is_a_mapping_of_its_values():
     from airflow.sdk.definitions.param import Param, ParamsDict
 
     params: Mapping[str, Any] = ParamsDict({"account": Param("a7", type="string"), "cents": 5})
-    assert keys.canonical(params) == keys.canonical({"account": "a7", "cents": 5})
+    assert payloads.canonical(params) == payloads.canonical({"account": "a7", "cents": 5})

@@ -22,7 +22,7 @@ from airflow_runguard import (
     codec,
     guarded_task,
 )
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.record import (
     CallState,
     Effect,
@@ -56,7 +56,7 @@ def paying(airflow, charge, **options: Any) -> Any:
 def another_holder(airflow, amount: int = 500):
     """Somebody else works on the same invoice: a real claim in the same ledger, left as not begun."""
     identity = keys.identity(DEPLOYMENT, "billing", "invoice/7")
-    order = Order(identity=identity, payload=keys.payload({"amount": amount}), calls="explicit", lease=300)
+    order = Order(identity=identity, payload=payloads.payload({"amount": amount}), calls="explicit", lease=300)
     holder = Holder(nonce=uuid.uuid4().hex, dag_id="other", task_id="pay", run_id="r", try_number=1, host="h", pid=1)
     claim = airflow.ledger.claim(order, holder)
     assert claim.verdict is Verdict.RUN

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_runguard import PlanningError, Previous, PreviousRunSensor, Series, guarded_task
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.record import Order, State, Verdict
 from tests.core import engine
 from tests.core.books import QUOTA, UNKNOWN, Held
@@ -36,7 +36,7 @@ def hold(airflow, day: str) -> Held:
     """Somebody works on that day's payout: a real claim in the same ledger."""
     order = Order(
         identity=keys.identity(DEPLOYMENT, "payouts", day),
-        payload=keys.payload({}),
+        payload=payloads.payload({}),
         place=engine_place(day),
     )
     holder = engine.holder()

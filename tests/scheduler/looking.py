@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_runguard.core import keys
+from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Effect, Failure, FailureClass, Grant, Holder, Order, Outcome, Settlement, State
 from demo.airflow_api import AirflowApi
@@ -88,7 +88,10 @@ def ledger(ground: Ground) -> Iterator[Ledger]:
 def doubtful(ledger: Ledger, key: str, **more: Any) -> int:
     """A record in doubt, as a task leaves it whose answer never came."""
     order = Order(
-        identity=keys.identity(DEPLOYMENT, "pages", key), payload=keys.payload({"n": key}), max_call_time=0.01, **more
+        identity=keys.identity(DEPLOYMENT, "pages", key),
+        payload=payloads.payload({"n": key}),
+        max_call_time=0.01,
+        **more,
     )
     holder = Holder(uuid.uuid4().hex, uuid.uuid4().hex, "paging", "single", "no-such-run", 1, -1, "host", 1)
     claim = ledger.claim(order, holder)
