@@ -21,8 +21,8 @@ from typing import Any
 
 from airflow_runguard.core import payloads
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, VendorKeys, few
-from airflow_runguard.core.context import never_ran, unfinished
-from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
+from airflow_runguard.core.context import closed, unfinished
+from airflow_runguard.core.errors import LedgerUnavailable
 from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
 from airflow_runguard.core.rows import outcome_state
@@ -157,9 +157,6 @@ class Calling(Holding):
                 if granted:
                     try:
                         value = self.batch.call(*self._arguments(granted))
-                        value = (
-                            NotApplied("nothing ran: the function is async or yields") if never_ran(value) else value
-                        )
                     except BaseException as error:
                         value = error
                     before, booked = booked, self._ended(granted, value)
@@ -342,7 +339,7 @@ class Calling(Holding):
             case _ if type(value) in NUMBERS or isinstance(value, TEXTS):
                 failure = self._unfit(value)
             case _ if unfinished(value):
-                never_ran(value)  # which closes it
+                closed(value)
                 return self._judged(key, StillUnknown(f"it gave back a {type(value).__name__}, {MAY_STILL_COME}"))
             case _:
                 self.guard.warn_of_repeats(key, value)

@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys, payloads
@@ -64,8 +66,17 @@ SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
-def never_ran(value: object) -> bool:
-    """Whether a returned value is a body that Python has not begun: a coroutine or a generator. It never will be."""
+def runs_nothing(function: object) -> bool:
+    """Whether Python begins nothing of a function that is called, but only makes a coroutine or a generator of it. Of
+    what another function gave back that is no proof: it may have sent a request before."""
+    while isinstance(function, partial | MethodType):
+        function = function.func if isinstance(function, partial) else function.__func__
+    lazy = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return isinstance(function, FunctionType) and bool(function.__code__.co_flags & lazy)
+
+
+def closed(value: object) -> bool:
+    """Whether a value is a coroutine or a generator. It will never run (any further)."""
     if inspect.iscoroutine(value) or inspect.isgenerator(value):
         value.close()
         return True
@@ -83,16 +94,19 @@ def unfinished(value: object) -> bool:
     return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
 
 
-def _accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
+def _accept(what: str, fn: object, value: object) -> None:
+    """What a call gave back is a result.
+
+    :param fn: what was called. :param value: what it gave back.
+    :raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
     :raises BaseException: it is an error that was given back.
     """
     if isinstance(value, BaseException):
         raise value
-    if never_ran(value):
+    if closed(value) and runs_nothing(fn):
         raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
-    if hasattr(value, "add_done_callback"):
-        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
+    if unfinished(value):
+        raise PlanningError(f"{what} got a {type(value).__name__}, whose work may still come.", WAIT_FOR_IT)
 
 
 def chain(error: BaseException) -> list[BaseException]:
@@ -228,7 +242,7 @@ class GuardContext:
 
         def make(go: Go) -> T:
             value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-            _accept(f"guard.call({name!r})", value)
+            _accept(f"guard.call({name!r})", fn, value)
             return value
 
         return self._made(name, arguments, make, self.classified, reads=True)
@@ -263,7 +277,7 @@ class GuardContext:
             value: T = transaction.make(
                 marker,
                 lambda connection: fn(connection, *args, **arguments),
-                lambda value: _accept(f"guard.sql({name!r})", value),
+                lambda value: _accept(f"guard.sql({name!r})", fn, value),
             )
             return value
 
@@ -454,6 +468,7 @@ class GuardContext:
             try:
                 with self._work.watch(f"call {name}"):
                     value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
+                    _accept(f"guard.acall({name!r})", None, value)
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise

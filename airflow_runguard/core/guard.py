@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from airflow_runguard.core.context import GuardContext, current_guard, never_ran, unfinished
+from airflow_runguard.core.context import GuardContext, closed, current_guard, unfinished
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
@@ -200,17 +200,17 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_interrupted(writer, work, guard, guard.interrupt)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
-    if never_ran(value):
-        return _leave_unplanned(
-            writer, guard, "The guarded function is async or yields, so nothing of it ran.", ASYNC_BODY
-        )
+    lazy = closed(value)
+    if lazy and not guard.body_is_call:
+        return _leave_unplanned(writer, "The guarded function is async or yields, so not all of it ran.", ASYNC_BODY)
     if not guard.body_is_call and not guard.called and not work.allow_no_call:
         return _leave_unplanned(
-            writer, guard, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
+            writer, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
     if guard.body_is_call and unfinished(value):
         what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
-        return _leave_with_error(writer, work, guard, PlanningError(what, "Wait for it inside the function."))
+        mend = ASYNC_BODY if lazy else "Wait for it inside the function."
+        return _leave_with_error(writer, work, guard, PlanningError(what, mend))
     if guard.body_is_call:
         guard.warn_of_repeats(BODY, value)
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
@@ -267,10 +267,9 @@ def _done(written: Written, work: Work, how: How) -> How:
     return Ended(str(error), retry=True, error=error, tells="stale_writer")
 
 
-def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str) -> How:
+def _leave_unplanned(writer: Writer, what: str, remedy: str) -> How:
     failure = Failure(FailureClass.PLANNING, Effect.NOT_APPLIED, needs_person=True, evidence=what)
-    outcomes = [Outcome(BODY, failure=failure, error=what)] if guard.body_is_call else []
-    writer.settle(Settlement(State.FAILED, failure=failure, error=what), *outcomes).result()
+    writer.settle(Settlement(State.FAILED, failure=failure, error=what)).result()
     error = PlanningError(what, remedy)
     return Ended(str(error), retry=False, error=error)
 
