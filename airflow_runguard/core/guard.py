@@ -11,7 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_runguard.core.context import GuardContext, current_guard
-from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
+from airflow_runguard.core.errors import (
+    LeaseLost,
+    LedgerNotReady,
+    LedgerUnavailable,
+    NotApplied,
+    PlanningError,
+    RunGuardError,
+)
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, settle
@@ -148,6 +155,8 @@ def _enter(writer: Writer, work: Work) -> Claim | Waiting:
             if error.sent:  # it may have been granted all the same
                 writer.withdraw_claim()
             raise
+        except LedgerNotReady as error:
+            raise LedgerNotReady(f"{error.what} No call was made.", error.remedy) from error
         except BaseException:  # a signal: likewise
             writer.withdraw_claim()
             raise
