@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -60,6 +61,7 @@ KEY_OF_A_CALL = "Say vendor_key_as='…' in guard.call: the name under which the
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
+IN_THREADS = "Make calls in the task's own process; guard.map makes them side by side, in threads."
 OTHER_WORK = "Call {!r} is done, and this body asks for it again with other arguments: that was not made."
 NAMES = "Give each call a name of its own, by its content: guard.call(f'charge {invoice_id}', …)."
 REOPEN = "`airflow runguard reopen` does it anew."
@@ -120,6 +122,7 @@ class GuardContext:
     called: bool = False
     """Whether any call was made or replayed."""
     _busy: dict[str, object] = field(default_factory=dict)
+    _process: int = field(default_factory=os.getpid)
     _given: dict[str, int] = field(default_factory=dict)
     """What each call of this body was given when it was made, or its result given back."""
     _unbooked: set[str] = field(default_factory=set)
@@ -445,6 +448,8 @@ class GuardContext:
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """One call of one name at a time, and none that makes no sense."""
+        if os.getpid() != self._process:  # there is no writing thread here, and the connection is the other's
+            raise PlanningError("A process that the body has forked asked for a call. It was not made.", IN_THREADS)
         if self._work.order.calls != "explicit":
             raise PlanningError(SINGLE_BODY, EXPLICIT)
         if not isinstance(name, str) or not 0 < len(name) <= 512 or name == BODY:
@@ -473,6 +478,8 @@ class GuardContext:
             raise
 
     def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
+        if self.interrupt is not None:  # caught by the body, which has ended all the same
+            raise Interrupt(self.interrupt.how, self.interrupt.pause)
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(self._work.hide(payloads.readable(arguments))))

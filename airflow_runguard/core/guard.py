@@ -17,8 +17,10 @@ from airflow_runguard.core.errors import (
     LedgerUnavailable,
     NotApplied,
     PlanningError,
+    ResultIsError,
     RunGuardError,
 )
+from airflow_runguard.core.failures.found import unchecked
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, settle
@@ -90,6 +92,7 @@ __all__ = [
 log = logging.getLogger("airflow_runguard")
 
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
+CHECK_IT = "Check it in the function (`response.raise_for_status()`), and give back what it says (`response.json()`)."
 SOON = 30.0
 """Seconds after which the vendor is asked about a call that has just fallen in doubt."""
 NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress."
@@ -217,13 +220,24 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_unplanned(
             writer, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
-    if guard.body_is_call and unfinished(value):
-        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
-        mend = ASYNC_BODY if lazy else "Wait for it inside the function."
-        return _leave_with_error(writer, work, guard, PlanningError(what, mend))
     if guard.body_is_call:
+        if (wrong := _no_result(value, lazy=lazy)) is not None:
+            return _leave_with_error(writer, work, guard, wrong)
         guard.warn_of_repeats(BODY, value)
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
+
+
+def _no_result(value: object, *, lazy: bool) -> RunGuardError | None:
+    """Why what a body that is one call gave back is no result; ``None`` = it is one."""
+    if unfinished(value):
+        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
+        return PlanningError(what, ASYNC_BODY if lazy else "Wait for it inside the function.")
+    fault = unchecked(value)
+    if fault is None or fault.error is None:
+        return None
+    wrong = ResultIsError(f"The guarded function gave back {fault.error}.", CHECK_IT)
+    wrong.__cause__ = fault.error  # judged as if it had been raised
+    return wrong
 
 
 def _leave_interrupted(writer: Writer, work: Work, guard: GuardContext, interrupt: Interrupt) -> How:

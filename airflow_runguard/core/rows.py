@@ -96,7 +96,7 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "max_hold": order.max_hold,
         "max_claims": order.max_claims,
         "max_call_time": order.max_call_time,
-        "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+        "key_lifetime": order.resent_within,
         "partition": order.partition,
         "amount": order.amount,
         "currency": order.currency,

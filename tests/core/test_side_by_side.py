@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import multiprocessing
 import signal
 import threading
 from dataclasses import dataclass
@@ -148,8 +149,9 @@ def test_p09_a_name_that_other_work_had_gives_its_result_to_nobody_else(ledger):
 
     def swallowed(guard: Any, name: str) -> None:
         for invoice in invoices:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 guard.call(name, charge, invoice=invoice)
+        guard.call("what follows from them", charge, "all")
 
     loops = {
         "positional": lambda guard, name: [guard.call(name, charge, invoice) for invoice in invoices],
@@ -171,6 +173,21 @@ def test_p09_a_name_that_other_work_had_gives_its_result_to_nobody_else(ledger):
             assert ledger.get(what.identity).state is State.PENDING, name
         assert len(paid) == 1, name
         paid.clear()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_p04_a_process_that_the_body_forked_makes_no_call_and_does_not_hang(ledger, capfd):
+    """It has the holder's memory, but no thread that would write an intent."""
+
+    def body(guard: Any) -> Any:
+        child = multiprocessing.get_context("fork").Process(target=guard.call, args=("a", pay, "a"))
+        child.start()
+        child.join(60)
+        return child.exitcode, guard.call("b", pay, "b")
+
+    assert run(ledger, body) == Done((1, "paid b"), replayed=False)
+    assert calls(ledger) == {"b": "done"}
+    assert "forked" in capfd.readouterr().err
 
 
 def test_p02_the_same_work_asked_for_again_in_one_body_has_its_result(ledger):

@@ -1,7 +1,8 @@
 -- Entering a record (P1, P2, P5, P8, P11): one function call, one transaction, every decision on one row.
 
 -- Whether a doubtful call may be sent again under its own vendor key (on_doubt = 'replay', else p_key_lifetime is
--- null): while the vendor still remembers the key, and not after the same answer has come back.
+-- null): while the vendor still remembers the key when it arrives (p_key_lifetime is shorter than the vendor's memory by
+-- the time that it may be under way), and not after the same answer has come back.
 create or replace function runguard.may_resend(c runguard.call, p_key_lifetime interval) returns boolean
 language sql volatile as $$
     select p_key_lifetime is not null and clock_timestamp() < c.first_intent_at + p_key_lifetime and not c.same_again
