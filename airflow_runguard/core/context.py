@@ -347,10 +347,11 @@ class GuardContext:
         **arguments: Any,
     ) -> T:
         """:meth:`call` for an async function."""
+        given = likeness(fn, args, arguments)
         with self._alone(name):
             with self._asking(name):
                 answer = await self._intent(name, arguments).waited()
-            go = self._go(name, answer, likeness(fn, args, arguments))
+            go = self._go(name, answer, given)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             token = _calling.set(name)

@@ -40,8 +40,8 @@ def _of_function(function: object) -> Any:
 def _of_value(value: object) -> Any:
     if isinstance(value, str | bytes):
         return type(value), value
-    if isinstance(value, FunctionType | MethodType | partial):
-        return _of_function(value)
+    if isinstance(value, FunctionType):  # which may carry itself along
+        return value.__module__, value.__qualname__
     try:
         return canonical(value)
     except PlanningError:

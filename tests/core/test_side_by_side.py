@@ -198,7 +198,11 @@ def test_p02_the_same_work_asked_for_again_in_one_body_has_its_result(ledger):
         return "paid"
 
     def pay_once_more(guard: Any) -> Any:
+        def countdown(left: int = 3) -> int:
+            return left and countdown(left - 1)  # carries itself along
+
         for _ in range(2):  # as a retry around a part of the body does
+            guard.call("countdown", countdown)
             sessions.append(object())
             result = guard.call("a", pay_with, sessions[-1], invoice={"id": 1})
         return result
