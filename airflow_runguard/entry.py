@@ -320,7 +320,7 @@ class Entry(Ordering):
         with self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return() as returned:
             try:
                 if self.adapter.job is not None and guard.body_is_call and goes_on:
-                    with guard.following(guard.submitted()):
+                    with guard.jobs.following(guard.jobs.submitted()):
                         value = body()
                 elif self.adapter.job is not None and guard.body_is_call:
                     value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)

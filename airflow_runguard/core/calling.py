@@ -21,10 +21,10 @@ from typing import Any
 
 from airflow_runguard.core import payloads
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, VendorKeys, few
-from airflow_runguard.core.context import never_ran, unfinished
 from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
 from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
+from airflow_runguard.core.returned import never_ran, unfinished
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.spool import Chosen, Spool
 from airflow_runguard.core.work import THAW, Applied, StillUnknown, Waiting, dumped, said

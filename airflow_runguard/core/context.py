@@ -7,11 +7,10 @@ A call that may not be made ends the body with :class:`~airflow_runguard.core.wo
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -20,9 +19,9 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys, payloads
-from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, ResultIsError
+from airflow_runguard.core.errors import LedgerUnavailable, PlanningError, ResultIsError
 from airflow_runguard.core.failures import classify, classify_result, hidden_retries
-from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
+from airflow_runguard.core.jobs import JobFailed, Jobs, Look, followed
 from airflow_runguard.core.record import (
     Claim,
     Effect,
@@ -33,6 +32,7 @@ from airflow_runguard.core.record import (
     Result,
     Written,
 )
+from airflow_runguard.core.returned import accept, chain
 from airflow_runguard.core.work import (
     BODY,
     IN_SQL,
@@ -55,57 +55,13 @@ I = TypeVar("I")  # noqa: E741  # an item
 
 log = logging.getLogger("airflow_runguard")
 
-ASYNC_CALL = "For an async function use `await guard.acall(…)`."
 KEY_OF_A_CALL = "Say vendor_key_as='…' in guard.call: the name under which the function takes the key."
-WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
-def never_ran(value: object) -> bool:
-    """Whether a returned value is a body that Python has not begun: a coroutine or a generator. It never will be."""
-    if inspect.iscoroutine(value) or inspect.isgenerator(value):
-        value.close()
-        return True
-    return inspect.isasyncgen(value)
-
-
-LAZY = (Awaitable, Generator, AsyncGenerator, map, filter, zip)
-
-
-def unfinished(value: object) -> bool:
-    """Whether work may hide in a value that did not run, or that may still come: a future, a coroutine, what yields, or
-    a list of such."""
-    if isinstance(value, list | tuple):
-        return any(map(unfinished, value[:1]))
-    return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
-
-
-def _accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
-    :raises BaseException: it is an error that was given back.
-    """
-    if isinstance(value, BaseException):
-        raise value
-    if never_ran(value):
-        raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
-    if hasattr(value, "add_done_callback"):
-        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
-
-
-def chain(error: BaseException) -> list[BaseException]:
-    """The error and those that it stems from."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    return links
-
-
-log = logging.getLogger("airflow_runguard")
 _calling: ContextVar[str | None] = ContextVar("runguard_call", default=None)
 """The call whose function runs here."""
 
@@ -164,15 +120,15 @@ class GuardContext:
     _unbooked: set[str] = field(default_factory=set)
     """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
-    _job: str = ""
-    _followed: dict[int, BaseException] = field(default_factory=dict)
-    """Errors that came after a job was submitted and its name was kept."""
-    _unsubmitted: list[BaseException] = field(default_factory=list)
-    """What the requests that submit this body's job ended in, where they gave no job."""
+    jobs: Jobs = field(init=False)
+    """What this body submits to the vendor, and waits for."""
     answered: bool = False
     """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
+
+    def __post_init__(self) -> None:
+        self.jobs = Jobs(self._writer, self.classified, self._work.rules)
 
     @property
     def key(self) -> str:
@@ -228,7 +184,7 @@ class GuardContext:
 
         def make(go: Go) -> T:
             value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-            _accept(f"guard.call({name!r})", value)
+            accept(f"guard.call({name!r})", value)
             return value
 
         return self._made(name, arguments, make, self.classified, reads=True)
@@ -263,7 +219,7 @@ class GuardContext:
             value: T = transaction.make(
                 marker,
                 lambda connection: fn(connection, *args, **arguments),
-                lambda value: _accept(f"guard.sql({name!r})", value),
+                lambda value: accept(f"guard.sql({name!r})", value),
             )
             return value
 
@@ -281,7 +237,7 @@ class GuardContext:
         name = _calling.get()
         if name is None:
             raise PlanningError("guard.remember was called outside the function of a guard.call.")
-        self._keep(name, external_id, submitted=False)
+        self.jobs.keep(name, external_id, submitted=False)
 
     def submit(
         self,
@@ -317,17 +273,12 @@ class GuardContext:
                     job = submit(*args, **self._with_key(go, vendor_key_as, arguments))
                     if not isinstance(job, str) or not job:
                         raise PlanningError(f"The submit function of {name!r} returned {job!r}, not the job's name.")
-                    self._keep(name, job, submitted=True)
-                try:
+                    self.jobs.keep(name, job)
+                with self.jobs.following(job, name):
                     return followed(job, attach, lambda: self._writer.stopped(poll), self._work.rules)
-                except BaseException as error:
-                    self._followed[id(error)] = error
-                    if isinstance(error, JobNotFound):
-                        self._keep(name, job, submitted=False)
-                    raise
 
             def judge(error: BaseException) -> Failure:
-                return judged(error, self._work.rules) if id(error) in self._followed else self.classified(error)
+                return self.jobs.of_waiting(error) or self.classified(error)
 
             try:
                 return self._made(name, arguments, make, judge, attaches=True)
@@ -335,66 +286,6 @@ class GuardContext:
                 if again or not found:
                     raise
         raise AssertionError("unreachable")
-
-    def submitted(self) -> str:
-        """The job that an earlier try of this body submitted; '' = none."""
-        return self._writer.external_id(BODY).result()
-
-    def submit_job(self, submit: Callable[[], T], name: Callable[[T], str], one_request: bool) -> T:
-        """Make the request by which this body submits its job, and keep the job's name before anything else.
-
-        :param name: the job's name at the vendor, from what ``submit`` returned.
-        :param one_request: what ``submit`` raises is the answer to the one request that it makes, whose word about the
-            effect counts. Else it may have come after the job was submitted.
-        """
-        try:
-            answer = submit()
-        except BaseException as error:
-            if one_request:
-                self._unsubmitted.append(error)
-            raise
-        self.keep_job(name(answer))
-        return answer
-
-    def keep_job(self, job: str) -> None:
-        """This body submitted a job."""
-        self._keep(BODY, job, submitted=True)
-        self._job = job
-
-    @contextmanager
-    def following(self, job: str = "") -> Iterator[None]:
-        """What is raised here, once a job is known, comes from waiting for it."""
-        try:
-            yield
-        except BaseException as error:
-            known = job or self._job
-            if known:
-                self._followed[id(error)] = error
-                if isinstance(error, JobNotFound):
-                    self._keep(BODY, known, submitted=False)
-            raise
-
-    def judged(self, error: BaseException) -> Failure | None:
-        """What an error means that came from submitting a job or from waiting for one; ``None`` = it did not."""
-        if id(error) in self._followed:
-            return judged(error, self._work.rules)
-        if self._job or not any(link is self._unsubmitted[-1] for link in chain(error) if self._unsubmitted):
-            return None
-        # Each request that submits is its own attempt: one that stayed unknown is not made good by a later refusal.
-        each = [self.classified(failed, one_request=True) for failed in self._unsubmitted]
-        unknown = next((failure for failure in each if failure.effect is Effect.UNKNOWN), None)
-        return unknown or (each[-1] if error is self._unsubmitted[-1] else self.classified(error))
-
-    def job_goes_on(self, error: BaseException) -> bool:
-        """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""
-        left = (self._followed.get(id(link)) for link in chain(error))
-        return any(link is not None and not isinstance(link, JobNotFound | JobFailed) for link in left)
-
-    def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
-        if not isinstance(external_id, str) or not 0 < len(external_id) <= 2000:
-            raise PlanningError(f"The vendor's name for call {name!r} must be a text, not {external_id!r}.")
-        if self._writer.remember(name, external_id, submitted=submitted).result() != "ok":
-            log.warning("Call %r is no longer this process's; %r was kept as evidence only.", name, external_id)
 
     def _made(
         self,

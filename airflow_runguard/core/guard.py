@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from airflow_runguard.core.context import GuardContext, current_guard, never_ran, unfinished
+from airflow_runguard.core.context import GuardContext, current_guard
 from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
@@ -29,6 +29,7 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.resp import Redis
+from airflow_runguard.core.returned import never_ran, unfinished
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
@@ -299,14 +300,14 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
                 work.order, f"{said(error)}. {NO_MORE_PAUSES} A person decides.", on_doubt="ask", error=error
             )
     failure = (
-        (guard.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
+        (guard.jobs.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
     )
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     if guard.body_is_call:
         guard.warn_of_repeats(BODY, error)
     with work.watch("settle"):
         written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
-    if written.state is State.IN_DOUBT and guard.job_goes_on(error):
+    if written.state is State.IN_DOUBT and guard.jobs.go_on(error):
         what = f"{said(error)}. The job goes on at the vendor; nothing is sent again, this task comes back to it."
         return Waiting(what, SOON, record_id=guard.record_id)
     if written.state is State.IN_DOUBT:
@@ -322,7 +323,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
 def _told_to_wait_where_it_is(error: BaseException, work: Work, guard: GuardContext) -> Failure | None:
     """The quota that stopped a body which had deferred, makes one request, and may have made it before: its effect is
     unknown, and waiting and going on from there sends nothing again; ``None`` = it is no such error."""
-    if not (guard.reentered and work.single_request and not work.requests_here) or guard.judged(error) is not None:
+    if not (guard.reentered and work.single_request and not work.requests_here) or guard.jobs.judged(error) is not None:
         return None
     return None if guard.answered else guard.told_to_wait(error)
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from airflow_runguard.core import keys
 from airflow_runguard.core.context import Go, GuardContext
 from airflow_runguard.core.guard import of_body
+from airflow_runguard.core.jobs import Jobs
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
     Claim,
@@ -165,6 +166,16 @@ class _NoWriter:
         self._stop.set()
 
 
+class _NoJobs(Jobs):
+    """Whose names nobody keeps, and no later try attaches to: an observed doubt is a person's."""
+
+    def submitted(self) -> str:
+        return ""
+
+    def keep(self, call: str, job: str, *, submitted: bool = True) -> None:
+        pass
+
+
 class ObservedContext(GuardContext):
     """The guard as an observed body sees it: it makes every call, and hands over the key that a guard would."""
 
@@ -172,6 +183,7 @@ class ObservedContext(GuardContext):
         """:param installation: waits for the ledger's own id; asked once, where a key is wanted."""
         claim = Claim(Verdict.RUN, work.order.identity, datetime.now(UTC), generation=1, attempt=1)
         super().__init__(_NoWriter(), work, claim)  # type: ignore[arg-type]
+        self.jobs = _NoJobs(self._writer, self.classified, work.rules)
         self._installation = installation
         self._salt = ""
         self._calls = 0
@@ -205,15 +217,6 @@ class ObservedContext(GuardContext):
 
     def remember(self, external_id: str) -> None:
         """Nobody looks it up: an observed doubt is a person's."""
-
-    def submitted(self) -> str:
-        return ""
-
-    def keep_job(self, job: str) -> None:
-        """As :meth:`remember`."""
-
-    def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
-        """As :meth:`remember`."""
 
     def _made(
         self,
