@@ -328,7 +328,7 @@ class _Conductor(Holding):
             parts.append(
                 f"Nobody knows whether these happened: {self.named(CallState.IN_DOUBT)}. They are not sent again "
                 f"blindly. Look them up at the vendor, then run `airflow runguard resolve {name} --items in_doubt "
-                "--happened --reason …` or `… --did-not-happen --reason …` (one item: --items key=ITEM)."
+                "--happened --reason …` or `… --did-not-happen --as-of TIME --reason …` (one item: --items key=ITEM)."
             )
         if summary["failed"]:
             parts.append(
