@@ -80,7 +80,7 @@ class _Conductor(Holding):
             if self.halt is None:
                 self._plan()
             if self.halt is None and self._spool.length:
-                before, total = self._standing.get("done", 0), sum(self._standing.values())
+                total, before = self._totals()
                 calling = Calling(self.batch, self.guard, spool=self._spool, total=total, before=before)
                 calling.run()
                 self.halt, self._done = calling.halt, calling.done
@@ -234,6 +234,13 @@ class _Conductor(Holding):
         self._refused[NAMED + 1 :] = []
         self._spool.add(may)
         return True
+
+    def _totals(self) -> tuple[int, int]:
+        """How many items the list names, and how many of them are done. An item that two chunks name is one."""
+        if self._seen <= CHUNK:
+            return sum(self._standing.values()), self._standing.get("done", 0)
+        counts = self._count()
+        return sum(count.items for count in counts), sum(c.items for c in counts if c.state == CallState.DONE)
 
     # -- leave -------------------------------------------------------------------------------------------------------
 
