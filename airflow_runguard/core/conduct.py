@@ -96,11 +96,11 @@ class _Conductor(Holding):
         renamed = self.ask(lambda grant: self.writer.ledger.renamed(grant.record_id))
         after = ""
         while True:
+            now: datetime = self.ask(lambda grant: self.writer.ledger.time_of_question(grant.identity))
             page: list[Call] = self.ask(partial(self._doubtful, after))
             if not page:
                 return
             after = page[-1].name
-            now: datetime = self.ask(lambda grant: self.writer.ledger.check()["now"])
             sent_under = partial(keys.sent_under, self.writer.ledger.installation, self.claim.identity, renamed)
             doubts = [Doubt(record, call, sent_under(call), call.intent, now, alone=False) for call in page]
             answers = self._answers(doubts)
