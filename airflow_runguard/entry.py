@@ -235,7 +235,8 @@ class Entry(Ordering):
 
     def _ask(self, ledger: Ledger, work: core.Work, how: core.InDoubt, options: Settings) -> core.How:
         """Park with a form about the record; give up where nobody answered for too long."""
-        record, now = ledger.get(work.order.identity), ledger.check()["now"]
+        now = ledger.time_of_question(work.order.identity)
+        record = ledger.get(work.order.identity)
         if record is None or record.state is not State.IN_DOUBT or record.broken:
             return core.Waiting(how.message, SHORTEST_WAIT)  # it was settled meanwhile: look again
         since = self.asked_since or now
