@@ -221,6 +221,7 @@ class ObservedContext(GuardContext):
     def _made(
         self,
         name: str,
+        given: int,
         readable: dict[str, Any],
         make: Callable[[Go], T],
         judge: Callable[[BaseException], Failure],

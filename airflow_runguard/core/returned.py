@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Generator
+from functools import partial
+from types import FunctionType, MethodType
 
 from airflow_runguard.core.errors import NotApplied, PlanningError
 
@@ -11,8 +13,17 @@ ASYNC_CALL = "For an async function use `await guard.acall(…)`."
 WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 
 
-def never_ran(value: object) -> bool:
-    """Whether a returned value is a body that Python has not begun: a coroutine or a generator. It never will be."""
+def runs_nothing(function: object) -> bool:
+    """Whether Python begins nothing of a function that is called, but only makes a coroutine or a generator of it. Of
+    what another function gave back that is no proof: it may have sent a request before."""
+    while isinstance(function, partial | MethodType):
+        function = function.func if isinstance(function, partial) else function.__func__
+    lazy = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return isinstance(function, FunctionType) and bool(function.__code__.co_flags & lazy)
+
+
+def closed(value: object) -> bool:
+    """Whether a value is a coroutine or a generator. It will never run (any further)."""
     if inspect.iscoroutine(value) or inspect.isgenerator(value):
         value.close()
         return True
@@ -30,16 +41,19 @@ def unfinished(value: object) -> bool:
     return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
 
 
-def accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
+def accept(what: str, function: object, value: object) -> None:
+    """What a call gave back is a result.
+
+    :param function: what was called. :param value: what it gave back.
+    :raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
     :raises BaseException: it is an error that was given back.
     """
     if isinstance(value, BaseException):
         raise value
-    if never_ran(value):
+    if closed(value) and runs_nothing(function):
         raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
-    if hasattr(value, "add_done_callback"):
-        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
+    if unfinished(value):
+        raise PlanningError(f"{what} got a {type(value).__name__}, whose work may still come.", WAIT_FOR_IT)
 
 
 def chain(error: BaseException) -> list[BaseException]:

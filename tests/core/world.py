@@ -35,7 +35,7 @@ from tests.core.engine import holder
 
 Action = tuple[Any, ...]
 
-ENDLESS = dict.fromkeys(("lease", "max_hold", "max_call_time", "key_lifetime"), 10**8)
+ENDLESS = {**dict.fromkeys(("lease", "max_hold", "max_call_time"), 10**8), "key_lifetime": 5 * 10**8}
 """Rules of an order, in seconds: time passes only where the world says so."""
 
 LOOK = """
