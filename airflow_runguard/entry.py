@@ -327,7 +327,9 @@ class Entry(Ordering):
                 else:
                     value = body()
             except BrokenPipeError:
-                if not returned:
+                if not returned or getattr(
+                    self.operator, "inherits_from_skipmixin", False
+                ):  # what it decides comes after
                     raise
                 # The supervisor is gone, and with it the pipe that Airflow logs "Done" to: the function had returned.
                 value = returned[-1]
@@ -378,6 +380,8 @@ class Entry(Ordering):
         take = getattr(self.operator, name)
 
         def taken(*args: Any, **kwargs: Any) -> Any:
+            if not self.adapter.checks_answer(self.operator):
+                guard.read(kwargs["response"])
             guard.answered = True
             return take(*args, **kwargs)
 

@@ -6,7 +6,7 @@ Rendered twice and compared: what differs between two renderings names nothing. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -149,7 +149,7 @@ class Ordering:
         return self._rendered(self.guard.key)
 
     def _payload(self) -> Payload:
-        arguments = self._arguments()
+        arguments = as_read(self._arguments())
         chosen = self.guard.payload
         if chosen is None:
             return payloads.payload(arguments)
@@ -184,6 +184,17 @@ class _View(Mapping[str, Any]):
             return self._arguments[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def as_read(value: Any) -> Any:
+    """The value with Airflow's own sequences as lists: what mapped tasks gave, which it reads item by item."""
+    if isinstance(value, Sequence) and type(value).__module__.startswith("airflow.sdk."):
+        return [as_read(item) for item in value]
+    if type(value) in (list, tuple):
+        return type(value)(as_read(item) for item in value)
+    if type(value) is dict:
+        return {name: as_read(item) for name, item in value.items()}
+    return value
 
 
 def _stand_ins(value: Any) -> int:

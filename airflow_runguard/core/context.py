@@ -24,6 +24,7 @@ from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, Planning
 from airflow_runguard.core.failures import classify, classify_result, hidden_retries
 from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
 from airflow_runguard.core.record import (
+    CallState,
     Claim,
     Effect,
     Failure,
@@ -33,6 +34,7 @@ from airflow_runguard.core.record import (
     Result,
     Written,
 )
+from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
     IN_SQL,
@@ -61,6 +63,7 @@ WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
+CHECK_IT = "Where such an answer is a success, say so (HttpOperator: response_check=…)."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
@@ -171,6 +174,8 @@ class GuardContext:
     """What the requests that submit this body's job ended in, where they gave no job."""
     answered: bool = False
     """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
+    waits: BaseException | None = None
+    """What told a call to wait, where none ended well after it: with it the body is not done, whatever it returns."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
 
@@ -521,6 +526,17 @@ class GuardContext:
         """What an error of a call means."""
         return classify(error, now=self.now(), rules=self._work.rules, one_request=one_request)
 
+    def read(self, answer: object) -> None:
+        """Judge the answer to the one request of a body, which nobody has looked at yet.
+
+        :raises ResultIsError: it is an error, and the body ends in what it means.
+        """
+        failure = self.classified_result(answer)
+        if failure is not None:
+            error = ResultIsError(f"The answer is an error: {failure.evidence}.", CHECK_IT)
+            self._failures.append((error, failure))
+            raise error
+
     def told_to_wait(self, error: BaseException) -> Failure | None:
         """The quota that an error means; ``None`` = it means something else, or more than that."""
         failure = self.classified(error)
@@ -627,6 +643,7 @@ class GuardContext:
     def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
         failure = failure or self.classified(error)
         self._failures.append((error, failure))
+        self.waits = error if outcome_state(failure) == CallState.PAUSED else self.waits
         booked = self._booked(Outcome(name, failure=failure, error=said(error)))
         self.warn_of_repeats(name, error)
         return booked
@@ -642,6 +659,7 @@ class GuardContext:
             self.warn_of_repeats(name, value)
             return self._failed(name, error, failure), error
         booked = self._booked(Outcome(name, result=dumped(self._work, value)))
+        self.waits = None
         self.warn_of_repeats(name, value)
         return booked, None
 

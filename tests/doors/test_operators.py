@@ -203,6 +203,23 @@ def test_p02_a_branch_is_taken_again_on_replay(airflow):
     assert decided == ["left"]
 
 
+def test_p09_a_branch_that_was_cut_off_before_it_decided_is_not_done(airflow):
+    """Its supervisor is gone, and with it the pipe that Airflow logs to: what its function returned is no decision yet,
+    and given back as one it would run every branch."""
+
+    class Orphan(BranchPythonOperator):
+        def execute(self, context: Any) -> Any:
+            PythonOperator.execute(self, context)
+            raise BrokenPipeError("the supervisor is gone")
+
+    with airflow.dag() as dag:
+        branch = guarded(Orphan)(task_id="branch", guard=ASK, python_callable=lambda: "left")
+        for name in ("left", "right"):
+            branch >> PythonOperator(task_id=name, python_callable=list)
+    assert airflow.run(dag).states == {"branch": "failed", "left": "upstream_failed", "right": "upstream_failed"}
+    assert airflow.record().state is State.IN_DOUBT
+
+
 @pytest.mark.parametrize(("answer", "downstream"), [(False, "skipped"), (True, "success")])
 def test_p02_a_short_circuit_cuts_again_on_replay(airflow, answer, downstream):
     decided: list[bool] = []
