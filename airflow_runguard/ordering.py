@@ -135,6 +135,12 @@ class Ordering:
             if self.ti.map_index is not None and self.ti.map_index >= 0:
                 check_mapped(None, type(self.operator))
             dag_run: Any = self.context.get("dag_run")
+            if _is_moment_of_triggering(dag_run):
+                raise PlanningError(
+                    f"Run {self.ti.run_id!r} was triggered by a task, and its logical date is only the moment of that: "
+                    "when that task is tried again, the same work has another date.",
+                    "Say what it is: guard=Guard(key='…').",
+                )
             scope = keys.default_scope(
                 getattr(dag_run, "partition_date", None),
                 getattr(dag_run, "partition_key", None),
@@ -184,6 +190,15 @@ class _View(Mapping[str, Any]):
             return self._arguments[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def _is_moment_of_triggering(dag_run: Any) -> bool:
+    """``TriggerDagRunOperator`` gives a run the time of its own try, where its author says no date. A date that is
+    meant has no fractions of a second."""
+    run_type, date = getattr(dag_run, "run_type", None), getattr(dag_run, "logical_date", None)
+    if getattr(dag_run, "partition_date", None) or getattr(dag_run, "partition_key", None):
+        return False
+    return getattr(run_type, "value", run_type) == "operator_triggered" and date is not None and date.microsecond > 0
 
 
 def as_read(value: Any) -> Any:

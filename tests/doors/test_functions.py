@@ -241,6 +241,12 @@ def test_p02_a_result_that_cannot_be_stored_makes_its_replay_fail_and_is_never_a
     assert "its result was not stored" in second.log
     assert "--happened --result JSON" in second.log
     assert second.tries == {"pay": 1}
+    # One of a class that is not found any more: what is advised must not end in a second charge.
+    gone = b'{"v":1,"value":{"__classname__":"gone.Receipt","__version__":1,"__data__":{}}}'
+    assert airflow.resolve("happened", result=gone) == "ok"
+    third = airflow.run(dag)
+    assert "its stored result cannot be read" in third.log
+    assert "Ordering it anew would make the call again" in third.log
     assert airflow.vendor.charges() == 1
 
 

@@ -113,6 +113,20 @@ def test_a_partition_without_a_date_is_named_by_its_key(airflow):
     assert calls == [1, 1]
 
 
+def test_p02_a_run_whose_date_is_only_when_a_task_triggered_it_asks_for_a_key(airflow):
+    """The task that triggers it is tried again, and gives it another date: a second charge."""
+    calls: list[int] = []
+    dag = counting(airflow, calls)
+    triggered = {"triggered_by": DagRunTriggeredByType.OPERATOR}
+    for moment, state in ((DAY.replace(microsecond=1), "failed"), (DAY, "success")):
+        run = airflow.once(
+            dag, **dated(DagRunType.OPERATOR_TRIGGERED, run_id=f"by-{state}", **triggered) | {"logical_date": moment}
+        )
+        assert run.states == {"work": state}
+        assert ("only the moment of that" in run.log) is (state == "failed")
+    assert (calls, airflow.record().identity.key) == ([1], "ld:2026-10-01T00:00:00Z")
+
+
 @pytest.mark.parametrize(
     "run",
     [

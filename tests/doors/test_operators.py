@@ -13,7 +13,7 @@ from airflow.providers.standard.triggers.temporal import DateTimeTrigger
 from airflow.sdk import BaseOperator, task
 from airflow.sdk.exceptions import AirflowRescheduleException
 
-from airflow_runguard import Guard, guarded
+from airflow_runguard import Guard, codec, guarded
 from airflow_runguard.core.record import State
 
 ASK = Guard(on_doubt="ask")
@@ -200,6 +200,9 @@ def test_p02_a_branch_is_taken_again_on_replay(airflow):
             branch >> PythonOperator(task_id=name, python_callable=list)
     first, second = airflow.run(dag), airflow.run(dag)
     assert first.states == second.states == {"branch": "success", "left": "success", "right": "skipped"}
+    with dag:  # a way that the DAG did not have when it was decided is not taken either
+        branch >> PythonOperator(task_id="new", python_callable=list)
+    assert airflow.run(dag).states == second.states | {"new": "skipped"}
     assert decided == ["left"]
 
 
@@ -218,6 +221,10 @@ def test_p09_a_branch_that_was_cut_off_before_it_decided_is_not_done(airflow):
             branch >> PythonOperator(task_id=name, python_callable=list)
     assert airflow.run(dag).states == {"branch": "failed", "left": "upstream_failed", "right": "upstream_failed"}
     assert airflow.record().state is State.IN_DOUBT
+    # A person says which way it went: that one is taken, and not every way.
+    Orphan.execute = BranchPythonOperator.execute
+    assert airflow.resolve("happened", result=codec.dump("left")) == "ok"
+    assert airflow.run(dag).states == {"branch": "success", "left": "success", "right": "skipped"}
 
 
 @pytest.mark.parametrize(("answer", "downstream"), [(False, "skipped"), (True, "success")])
