@@ -25,11 +25,23 @@ NEVER_ORDER = ("headers", "env", "environment")
 
 def _template_fields(operator: BaseOperator) -> dict[str, Any]:
     names = [name for name in operator.template_fields if name not in NEVER_ORDER and not name.endswith("conn_id")]
-    return {name: getattr(operator, name, None) for name in names}
+    fields = {name: getattr(operator, name, None) for name in names}
+    return {name: value for name, value in fields.items() if not _comes_later(value)}
 
 
 def _fields(*names: str) -> Callable[[BaseOperator], dict[str, Any]]:
-    return lambda operator: {name: getattr(operator, name, None) for name in names}
+    """These fields; where a function makes one of them when it runs (``@task.sql``), its arguments are the order."""
+
+    def order(operator: BaseOperator) -> dict[str, Any]:
+        fields = {name: getattr(operator, name, None) for name in names}
+        return _template_fields(operator) if any(map(_comes_later, fields.values())) else fields
+
+    return order
+
+
+def _comes_later(value: Any) -> bool:
+    """Whether a field is set only when the operator runs."""
+    return type(value).__name__ == "SetDuringExecution"
 
 
 def _python_arguments(operator: BaseOperator) -> dict[str, Any]:

@@ -318,8 +318,7 @@ class Entry(Ordering):
         goes_on = resume is not None and (observed or guard.reentered or not guard.body_is_call)
         body = resume if resume is not None and goes_on else start
         self.began = True
-        object.__setattr__(self.operator, "_guard_context", guard)
-        with self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return():
+        with self._running(guard), self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return():
             try:
                 if self.adapter.job is not None and guard.body_is_call and goes_on:
                     with guard.following(guard.submitted()):
@@ -351,6 +350,15 @@ class Entry(Ordering):
                     self.starts_anew = bool(note) and deferrals.tells(told, error, guard.told_to_wait)
                 raise
         return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
+
+    @contextmanager
+    def _running(self, guard: core.GuardContext) -> Iterator[None]:
+        """The operator knows the guard of its body: to stop it, and to render with."""
+        object.__setattr__(self.operator, "_guard_context", guard)
+        try:
+            yield
+        finally:
+            object.__delattr__(self.operator, "_guard_context")
 
     @contextmanager
     def _recorded_return(self) -> Iterator[None]:

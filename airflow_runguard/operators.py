@@ -45,10 +45,13 @@ def with_defaults(constructor: F) -> F:
 
 
 class _TemplateGuard:
-    """``guard`` in templates."""
+    """``guard`` in templates.
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    :param running: the guard of the body that renders its fields itself, where one does (``@task.bash``).
+    """
+
+    def __init__(self, guard: Guard, running: core.GuardContext | None) -> None:
+        self._guard, self._running = guard, running
         self.reads = 0
 
     @property
@@ -58,6 +61,8 @@ class _TemplateGuard:
                 "{{ guard.idempotency_key }} is the key of a body that is one call; here each call has its own.",
                 "Hand it over with guard.call(name, fn, vendor_key_as='idempotency_key').",
             )
+        if self._running is not None:
+            return self._running.idempotency_key
         self.reads += 1
         return VENDOR_KEY
 
@@ -97,7 +102,7 @@ class GuardMixin(_Operator):
         if parent is not self:
             super()._do_render_template_fields(parent, template_fields, context, jinja_env, seen_oids)
             return
-        guard = _TemplateGuard(self.guard)
+        guard = _TemplateGuard(self.guard, getattr(self, "_guard_context", None))
         within = cast("Context", {**context, "guard": guard})
         super()._do_render_template_fields(parent, template_fields, within, jinja_env, seen_oids)
         object.__setattr__(self, "_guard_key_reads", guard.reads)

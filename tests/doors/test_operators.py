@@ -84,6 +84,26 @@ def test_p02_a_classic_operator_runs_once_and_is_given_its_vendor_key(airflow, t
     assert airflow.record().identity.key == "payout/2026-10-01"
 
 
+def test_p02_a_command_that_a_function_makes_is_run_once_with_its_vendor_key(airflow, tmp_path):
+    """Such an operator renders its fields once more when it runs, when the key is known."""
+    log = tmp_path / "calls"
+    with airflow.dag() as dag:
+        for name in ("a", "b"):
+
+            @task.bash(task_id=name)
+            def pay(customer: str) -> str:
+                return "echo " + customer + " {{ guard.idempotency_key }} >> " + str(log)
+
+            guarded(pay(name), ASK)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success")
+    sent = dict(line.split() for line in log.read_text().splitlines())
+    assert sorted(sent) == ["a", "b"]
+    assert len(set(sent.values())) == len(log.read_text().splitlines()) == 2
+    assert all(key.startswith("rg1-") for key in sent.values())
+    assert [record.payload.readable["op_args"] for record in airflow.records()] in ([["a"], ["b"]], [["b"], ["a"]])
+
+
 def test_p02_a_mapped_operator_has_a_record_for_each_piece_of_work(airflow, charge):
     customers = [["a"], ["b"]]
     with airflow.dag() as dag:
