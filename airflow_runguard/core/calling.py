@@ -64,6 +64,8 @@ class Calling(Holding):
     before: int
     done: int = 0
     troubles: int = 0
+    twins: int = 0
+    """Items that were taken and not called, since the list names them twice or they were settled meanwhile."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ready: deque[Asked] = field(default_factory=deque)
     """What is called next, as far as it was made ready while the ledger wrote."""
@@ -121,7 +123,7 @@ class Calling(Holding):
         seconds = time.monotonic() - self._begun
         ended = self.done + self.troubles
         rate = ended / seconds if seconds else 0.0
-        left = self.spool.length - ended
+        left = self.spool.length - ended - self.twins
         how_far = {
             "total": self.total,
             "done": self.before + self.done,
@@ -223,6 +225,7 @@ class Calling(Holding):
         ledger would take the second asking for the first one's, repeated."""
         while taken := self.spool.take(self.batch.bulk or 1):
             chosen = [(key, item) for key, item in dict(taken).items() if key not in self._under_way]
+            self.twins += len(taken) - len(chosen)
             if chosen:
                 self._under_way.update(key for key, _ in chosen)
                 return [(key, item, "") for key, item in chosen]
@@ -268,9 +271,9 @@ class Calling(Holding):
                 case "run":
                     granted[key] = item, answer.attempt
                 case "replay":  # somebody found out meanwhile that it happened, or the list names it twice
-                    self._under_way.discard(key)
+                    self._pass_over(key)
                 case "failed" | "in_doubt" | "pending" if answer.attempt:  # the same; without one, the record's doubt
-                    self._under_way.discard(key)
+                    self._pass_over(key)
                 case "frozen":
                     self.halt = self.halt or Halt(answer.error, self._frozen(answer.error))
                 case "gated" | "paused":
@@ -287,6 +290,11 @@ class Calling(Holding):
                 self.writer.withdraw(key)
             return {}
         return granted
+
+    def _pass_over(self, key: str) -> None:
+        with self._lock:
+            self._under_way.discard(key)
+            self.twins += 1
 
     def _frozen(self, why: str) -> Waiting:
         return Waiting(f"{self.claim.identity} waits: {why}. {THAW}", record_id=self.claim.record_id, limited=False)

@@ -25,6 +25,7 @@ from airflow_runguard.core.failures import classify, classify_result, hidden_ret
 from airflow_runguard.core.given import likeness
 from airflow_runguard.core.jobs import JobFailed, Jobs, Look, followed
 from airflow_runguard.core.record import (
+    CallState,
     Claim,
     Effect,
     Failure,
@@ -35,6 +36,7 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.returned import accept, chain
+from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
     IN_SQL,
@@ -64,6 +66,7 @@ SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
 IN_THREADS = "Make calls in the task's own process; guard.map makes them side by side, in threads."
 OTHER_WORK = "Call {!r} is done, and this body asks for it again with other arguments: that was not made."
 NAMES = "Give each call a name of its own, by its content: guard.call(f'charge {invoice_id}', …)."
+CHECK_IT = "Where such an answer is a success, say so (HttpOperator: response_check=…)."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
@@ -132,6 +135,8 @@ class GuardContext:
     """What this body submits to the vendor, and waits for."""
     answered: bool = False
     """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
+    waits: BaseException | None = None
+    """What told a call to wait, where none ended well after it: with it the body is not done, whatever it returns."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
 
@@ -426,6 +431,17 @@ class GuardContext:
         """What an error of a call means."""
         return classify(error, now=self.now(), rules=self._work.rules, one_request=one_request)
 
+    def read(self, answer: object) -> None:
+        """Judge the answer to the one request of a body, which nobody has looked at yet.
+
+        :raises ResultIsError: it is an error, and the body ends in what it means.
+        """
+        failure = self.classified_result(answer)
+        if failure is not None:
+            error = ResultIsError(f"The answer is an error: {failure.evidence}.", CHECK_IT)
+            self._failures.append((error, failure))
+            raise error
+
     def told_to_wait(self, error: BaseException) -> Failure | None:
         """The quota that an error means; ``None`` = it means something else, or more than that."""
         failure = self.classified(error)
@@ -540,6 +556,7 @@ class GuardContext:
     def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
         failure = failure or self.classified(error)
         self._failures.append((error, failure))
+        self.waits = error if outcome_state(failure) == CallState.PAUSED else self.waits
         booked = self._booked(Outcome(name, failure=failure, error=said(error)))
         self.warn_of_repeats(name, error)
         return booked
@@ -555,6 +572,7 @@ class GuardContext:
             self.warn_of_repeats(name, value)
             return self._failed(name, error, failure), error
         booked = self._booked(Outcome(name, result=dumped(self._work, value)))
+        self.waits = None
         self.warn_of_repeats(name, value)
         return booked, None
 

@@ -211,6 +211,8 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_with_error(writer, work, guard, error)
     if guard.interrupt is not None:  # swallowed (gather, a pool's future that nobody reads): not all of it was done
         return _leave_interrupted(writer, work, guard, guard.interrupt)
+    if guard.waits is not None:  # swallowed: waiting mends it, and nothing was done in its place
+        return _leave_with_error(writer, work, guard, guard.waits)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
     lazy = closed(value)
@@ -304,6 +306,8 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.hand_over(signal.seconds, error=signal.anew).result()
         return Passed(error)
     if isinstance(signal, Decision):
+        if guard.waits is not None:
+            return _leave_with_error(writer, work, guard, guard.waits)
         if guard.body_is_call or guard.called:  # of a batch: its other items are still to be done
             return _leave_done(writer, work, guard, signal.value, Passed(error))
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
@@ -355,7 +359,7 @@ def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
 
     A quota is one of the vendor's, whatever is unknown of this body's effect: it stays pausable, which closes the gate.
     """
-    failure = guard.classified(error)
+    failure = guard.failure_behind(error) or guard.classified(error)
     earlier = guard.reentered and not work.requests_here
     if (work.single_request and not earlier and not guard.answered) or isinstance(error, NotApplied):
         return failure

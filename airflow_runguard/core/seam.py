@@ -26,7 +26,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 
 UPGRADE = "Run `airflow runguard db upgrade`."
 NEWER = "Install the newer version of airflow-runguard here."
-GRANTS = "Grant it what docs/operations.md lists for a worker."
+GRANTS = "Run `airflow runguard doctor`: it says which rights the role lacks, and what to type."
 REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothing happened
 UNPREPARED = {"26000", "42P05", "0A000"}  # prepared statement is gone, taken or outdated: nothing happened
 NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
