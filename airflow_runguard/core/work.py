@@ -275,6 +275,10 @@ BRING_BACK = (
     "Let the class that it is of be found again where it was (leave an alias under its old name, and allow it in "
     "[core] allowed_deserialization_classes), then clear the task. Ordering it anew would make the call again."
 )
+KEYLESS = (
+    "on_doubt='replay' sends again what is in doubt, but the vendor is given no key here by which it could know the "
+    "second time: unless the same request twice has one effect, that is a second charge."
+)
 THAW = "`airflow runguard thaw … --reason …` lets it go on."
 
 # -- what is said ------------------------------------------------------------------------------------------------------
