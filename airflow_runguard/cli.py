@@ -224,7 +224,7 @@ COMMANDS = (
                 "--as-of",
                 type=_moment,
                 metavar="TIME",
-                help="only what was in doubt then, as `explain` showed it: news since then are not answered",
+                help="when you looked, as `explain` gives it (--did-not-happen needs it): no younger doubt is answered",
             ),
         ),
         changes=True,

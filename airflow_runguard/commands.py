@@ -121,6 +121,8 @@ def resolve(
 
     :param call: only this call; the task then goes on after it. The body of a task that is one call is all of it.
     :param as_of: ``updated_at`` of the record as the person looked at it: what came into doubt since is not answered.
+        ``None``: the newest line is. Command and API demand it of ``did_not_happen``.
+    :raises PlanningError: ``as_of`` is yet to come.
     """
     if call == BODY and record.calls == BODY:
         call = None
@@ -134,9 +136,17 @@ def resolve(
         reference=reference,
         force=force,
         seen_fence=record.fence,
-        known_by=as_of,
+        known_by=_looked(ledger, as_of),
     )
     return changed(ledger, record, verdict)
+
+
+def _looked(ledger: Ledger, as_of: datetime | None) -> datetime | None:
+    if as_of is not None and as_of > ledger.check()["now"]:
+        raise PlanningError(
+            f"Nobody looked at {as_of}, which is yet to come. Nothing was changed.", "Correct the time."
+        )
+    return as_of
 
 
 def reopen(ledger: Ledger, record: Record, *, actor: str, reason: str, again_although_applied: bool = False) -> Data:
@@ -193,7 +203,7 @@ def resolve_items(
         reference=reference,
         force=force,
         seen_fence=record.fence,
-        known_by=as_of,
+        known_by=_looked(ledger, as_of),
     )
     left = f" {done.left} may still arrive at the vendor, so they were left." if done.left else ""
     return _items_changed(ledger, record, done, f"{done.items} item(s) settled.{left}")

@@ -15,7 +15,7 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException, TaskDeferred
 
 from airflow_runguard import codec
-from airflow_runguard.core.context import chain
+from airflow_runguard.core.returned import chain
 from airflow_runguard.masking import Hide
 
 log = logging.getLogger("airflow_runguard")

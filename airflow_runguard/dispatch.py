@@ -10,6 +10,7 @@ import argparse
 import getpass
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -142,6 +143,12 @@ def _check_usage(name: str, args: argparse.Namespace, changes: bool) -> None:
             raise PlanningError("One --result is of one item. Nothing was changed.", "Say --items key=ITEM.")
         if args.force and args.answer != "did_not_happen":
             raise PlanningError("--force belongs to --did-not-happen. Nothing was changed.", "Leave it out.")
+        if args.answer == "did_not_happen" and args.as_of is None:
+            raise PlanningError(
+                "--did-not-happen has it sent again, so it needs --as-of: what came to be known after you looked "
+                "would be denied unread. Nothing was changed.",
+                f"Run `airflow runguard explain {shlex.quote(args.key)}`, and type what it gives for this answer.",
+            )
     if name in ("freeze", "thaw") and not (args.all or args.dag_id or args.namespace or args.key_prefix):
         raise PlanningError(
             f"Say what to {name}. Nothing was changed.", "Add --all, --dag-id, --namespace or --key-prefix."

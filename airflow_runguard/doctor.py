@@ -66,6 +66,7 @@ def examine(connect: Connect, *, deployment: str, settings: Settings | None) -> 
     checks = list(_alone(("ledger",), reached))
     if server:
         for names, examined in (
+            (("grants",), lambda: _grants(connect, of_tasks=settings is not None)),
             (("schema", "deployment", "lost_time"), lambda: _book(connect, deployment)),
             (("writable",), lambda: _writable(server)),
             (("durability",), lambda: _durability(server)),
@@ -76,8 +77,8 @@ def examine(connect: Connect, *, deployment: str, settings: Settings | None) -> 
         ):
             checks += _alone(names, examined)
     else:
-        unseen = ("schema", "deployment", "lost_time", "writable", "durability", "isolation", "clock", "pooler")
-        checks += _skipped((*unseen, "connections"), "The ledger is out of reach.")
+        unseen = ("grants", "schema", "deployment", "lost_time", "writable", "durability", "isolation", "clock")
+        checks += _skipped((*unseen, "pooler", "connections"), "The ledger is out of reach.")
     checks += _alone(("psycopg",), _psycopg)
     checks += _alone(("hidden_retries",), _hidden_retries)
     checks += _alone(("failure_rules",), _failure_rules)
@@ -103,6 +104,10 @@ def _alone(names: tuple[str, ...], examined: Callable[[], Checks]) -> list[Check
         done.extend(examined())
     except RunGuardError as error:
         done.append(Check(names[len(done)], FAIL, error.what, "No call can be made like this.", error.remedy))
+    except psycopg.errors.InsufficientPrivilege as error:
+        done.append(
+            Check(names[len(done)], FAIL, _said(error), "No call can be made like this.", "Type what grants says.")
+        )
     except (psycopg.Error, OSError) as error:
         done.append(
             Check(names[len(done)], FAIL, _said(error), "No ledger, no call: tasks wait.", "Bring the ledger back.")
@@ -126,18 +131,60 @@ def _said(error: BaseException) -> str:
 
 def _look(connect: Connect) -> dict[str, Any]:
     """The server's own answers, and what only this side can know: the clocks' offset, the announced process."""
-    query = files("airflow_runguard").joinpath("doctor.sql").read_text(encoding="utf-8")
     with connect() as connection:
         connection.rollback()
         connection.autocommit = True
         connection.prepare_threshold = None
         before = datetime.now(UTC)
         with connection.cursor(row_factory=dict_row) as cursor:
-            row = cursor.execute(query).fetchone()
+            row = cursor.execute(_query("doctor.sql")).fetchone()
         after = datetime.now(UTC)
         assert row is not None
         offset = (row["now"] - before - (after - before) / 2).total_seconds()
         return {**row, "offset": offset, "announced_pid": connection.info.backend_pid}
+
+
+def _query(name: str) -> bytes:
+    return files("airflow_runguard").joinpath(name).read_bytes()
+
+
+def _grants(connect: Connect, *, of_tasks: bool) -> Checks:
+    """What the connected role lacks, with the GRANT to type.
+
+    :param of_tasks: it is the role of Airflow's own Connection, by which tasks call; else that of whoever typed the
+        command, who may be meant to read only.
+    """
+    with connect() as connection, connection.cursor(row_factory=dict_row) as cursor:
+        rows = cursor.execute(_query("grants.sql")).fetchall()
+    role, only_reads, there = rows[0]["role"], rows[0]["only_reads"], rows[0]["there"]
+    lacked = [row for row in rows if row["granted"]]
+    to_read = [row for row in lacked if row["purpose"] == "read"]
+    to_write = [row for row in lacked if row["purpose"] == "write"]
+    if not there:
+        yield from _skipped(("grants",), "There is no runguard schema yet.")
+    elif not lacked:
+        yield Check("grants", OK, f"Role {role} has a worker's rights", "It runs tasks, and all commands.")
+    elif only_reads and not to_read and not of_tasks:
+        found = f"Role {role} has a reader's rights"
+        yield Check("grants", OK, found, "Right for whoever only looks. A task with it would make no call.")
+    else:
+        found = f"Role {role} lacks {'; '.join(_lacked(row) for row in lacked)}"
+        meaning = "Who works with it cannot even look, and calls nothing." if to_read else "It can look."
+        remedy = f"To look, type as the schema's owner: `{_granting(to_read, role)}`. " if to_read else ""
+        if to_write:
+            meaning += " A task with it makes no call, or cannot book it, which is then in doubt."
+            remedy += f"For tasks, and commands that change something: `{_granting(to_write, role)}`."
+        yield Check("grants", FAIL, found, meaning, remedy.strip())
+
+
+def _lacked(row: Mapping[str, Any]) -> str:
+    objects = row["objects"]
+    more = f" and {len(objects) - 2} more" if len(objects) > 3 else ""
+    return f"{row['granted']} {', '.join(objects[:2] if more else objects)}{more}"
+
+
+def _granting(lacked: Iterable[Mapping[str, Any]], role: str) -> str:
+    return " ".join(f"grant {row['granted']} {', '.join(row['objects'])} to {role};" for row in lacked)
 
 
 def _book(connect: Connect, deployment: str) -> Checks:

@@ -237,7 +237,8 @@ class Entry(Ordering):
 
     def _ask(self, ledger: Ledger, work: core.Work, how: core.InDoubt, options: Settings) -> core.How:
         """Park with a form about the record; give up where nobody answered for too long."""
-        record, now = ledger.get(work.order.identity), ledger.check()["now"]
+        now = ledger.time_of_question(work.order.identity)
+        record = ledger.get(work.order.identity)
         if record is None or record.state is not State.IN_DOUBT or record.broken:
             return core.Waiting(how.message, SHORTEST_WAIT)  # it was settled meanwhile: look again
         since = self.asked_since or now
@@ -321,7 +322,7 @@ class Entry(Ordering):
         with self._running(guard), self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return():
             try:
                 if self.adapter.job is not None and guard.body_is_call and goes_on:
-                    with guard.following(guard.submitted()):
+                    with guard.jobs.following(guard.jobs.submitted()):
                         value = body()
                 elif self.adapter.job is not None and guard.body_is_call:
                     value = jobs.run(self.adapter.job, self.operator, guard, self.context, body)

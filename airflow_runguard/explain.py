@@ -192,7 +192,7 @@ def _observed(record: Record, now: datetime) -> Standing:
                 happened,
             )
         case _:
-            denied = command("resolve", record.identity, "--did-not-happen --reason=…")
+            denied = command("resolve", record.identity, f"--did-not-happen {_as_of(record)} --reason=…")
             return Standing(
                 f"Nobody knows whether it happened: {_trouble(record)}. {unguarded}, although it may have happened.",
                 "A person, who asks the vendor before the task is cleared, and says what is true",

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Submit(Protocol):
-    """Makes the request that submits, and keeps its job's name (:meth:`GuardContext.submit_job`)."""
+    """Makes the request that submits, and keeps its job's name (:meth:`GuardContext.jobs`)."""
 
     def __call__(self, submit: Callable[[], T], name: Callable[[T], str], one_request: bool, /) -> T: ...
 
@@ -118,15 +118,15 @@ def run(adapter: JobAdapter, operator: Any, guard: GuardContext, context: Any, b
     :raises JobFailed: the job that was submitted before failed for good; the next try submits it anew.
     :raises JobNotFound: the vendor does not know it; a person decides.
     """
-    known = guard.submitted()
+    known = guard.jobs.submitted()
     if known:
-        with guard.following(known):
+        with guard.jobs.following(known):
             match adapter.look(operator, known, context):
                 case FailedForGood(reason=reason):
                     raise JobFailed(f"Job {known} failed for good: {reason}.")
                 case NotFound(reason=reason):
                     raise JobNotFound(f"The vendor does not know job {known}: {reason}.")
-            with adapter.submits(operator, known, guard.submit_job):
+            with adapter.submits(operator, known, guard.jobs.submit):
                 return body()
-    with adapter.submits(operator, "", guard.submit_job), guard.following():
+    with adapter.submits(operator, "", guard.jobs.submit), guard.jobs.following():
         return body()

@@ -22,6 +22,7 @@ from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.migrations import upgrade
 from airflow_runguard.core.record import Holder, Order, Verdict
 from airflow_runguard.core.resp import Redis
+from benchmarks import least
 
 DEPLOYMENT = "bench"
 RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
@@ -47,6 +48,7 @@ class Bench:
         self.bare_connection.execute("create table work (key text primary key, state text not null, result text)")
         self.empty, self.full = self._ledger(empty_url), self._ledger(full_url)
         self.leases = Leases(self.client, self.empty.installation)
+        self._least = least.writer(empty_url)
         self._fill(full_url, rows)
         self._serial = 0
 
@@ -81,6 +83,17 @@ class Bench:
             self.client.command("SET", key, token, "NX", "PX", 30_000)
             connection.execute("insert into work (key, state) values (%s, 'running')", (key,))
             connection.execute("update work set state = 'done', result = %s where key = %s", ('{"id": 1}', key))
+            self.client.command("EVAL", RELEASE, 1, key, token)
+
+        return self._timed(calls, one)
+
+    def least(self, calls: int) -> float:
+        """The bare work's lease, and the lines that :meth:`first` must leave behind (see ``least.py``)."""
+        token = uuid.uuid4().hex
+
+        def one(key: str) -> None:
+            self.client.command("SET", key, token, "NX", "PX", 30_000)
+            self._least(key)
             self.client.command("EVAL", RELEASE, 1, key, token)
 
         return self._timed(calls, one)

@@ -8,7 +8,7 @@ idempotency key that stays the same over all of them. Reads ``RUNGUARD_VENDOR_UR
 import os
 
 import requests
-from airflow.sdk import dag
+from airflow.sdk import DAG
 
 from airflow_runguard import GuardContext, guarded_task
 
@@ -20,13 +20,10 @@ def create_charge(idempotency_key: str, **charge) -> dict:
     return answer.json()
 
 
-@dag(schedule=None)
-def billing_guarded():
+with DAG("billing_guarded", schedule=None):
+
     @guarded_task(key="invoice/{{ args.invoice.id }}", namespace="billing", retries=2)
     def charge(guard: GuardContext, invoice: dict) -> str:
         return guard.call("charge", create_charge, vendor_key_as="idempotency_key", **invoice)["id"]
 
     charge({"id": "2026-10/cust-7", "customer": "cust-7", "amount": 4900, "currency": "eur"})
-
-
-billing_guarded()

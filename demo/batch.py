@@ -84,7 +84,8 @@ class BatchDrive(Drive):
         :raises NotDriven: it is not asked about all of them at once, or the vendor knows of none.
         """
         asked = self.api.form(self.dag_id, run_id, TASK)["subject"]
-        listed = [item["name"] for item in self._in_doubt()]
+        told = self._in_doubt()
+        listed = [item["name"] for item in told["items"]]
         happened = [name for name in listed if self.vendor.find(customer=f"{self.dag_id}/{name}")]
         missing = [name for name in listed if name not in happened]
         if not happened or f"Did these {len(listed)} items of {KEY} happen?" != asked:
@@ -94,7 +95,12 @@ class BatchDrive(Drive):
             f"{len(happened)} of them at the vendor, and answers: {', '.join(missing)} did not happen, the rest did"
         )
         for name in missing:
-            wait_for(lambda name=name: self._did_not_happen(name), PATIENCE, f"it can be said of {name}", pause=1.0)
+            wait_for(
+                lambda name=name: self._did_not_happen(name, told["now"]),
+                PATIENCE,
+                f"it can be said of {name}",
+                pause=1.0,
+            )
         self.api.answer(self.dag_id, run_id, TASK, "it happened", reason="seen at the vendor")
         self.story.append(f"{len(listed)} of {CHARGES} in doubt, listed and asked about once")
         self.story.append(f"{len(happened)} happened, {len(missing)} did not")
@@ -114,15 +120,15 @@ class BatchDrive(Drive):
             raise NotDriven(f"It was to be asked about once, and to wait: {kinds}.")
         self.story.insert(0, "quota, so it waits")
 
-    def _in_doubt(self) -> list[dict[str, Any]]:
-        told = json.loads(self.runguard("items", KEY, "--state=in_doubt", "--output=json"))
-        items: list[dict[str, Any]] = told["items"]
-        return items
+    def _in_doubt(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.runguard("items", KEY, "--state=in_doubt", "--output=json"))
+        return told
 
-    def _did_not_happen(self, name: str) -> bool:
+    def _did_not_happen(self, name: str, as_of: str) -> bool:
         """Whether the ledger takes it: not while the request may still arrive."""
+        said = (f"--items=key={name}", "--did-not-happen", f"--as-of={as_of}", "--reason=not at the vendor")
         try:
-            self.runguard("resolve", KEY, f"--items=key={name}", "--did-not-happen", "--reason=not at the vendor")
+            self.runguard("resolve", KEY, *said)
         except RuntimeError as error:
             if "too early" not in str(error):
                 raise

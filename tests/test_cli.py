@@ -50,6 +50,8 @@ class Said:
 
 
 Type = Callable[..., Said]
+DENIED = ("--did-not-happen", "--as-of", "NOW")
+"""By whoever has just looked: the ledger's own time stands for ``NOW``."""
 
 
 @pytest.fixture
@@ -57,6 +59,10 @@ def run(ledger_url: str, capsys: pytest.CaptureFixture[str]) -> Type:
     """Types a command at the ledger of this test; nothing but the answer is printed."""
 
     def typed(*words: str, dsn: str = ledger_url, deployment: str = engine.DEPLOYMENT) -> Said:
+        if "NOW" in words:
+            with psycopg.connect(ledger_url) as connection:
+                (now,) = connection.execute("select clock_timestamp()").fetchone() or ("",)
+            words = tuple(str(now) if word == "NOW" else word for word in words)
         cut = words.index("--") if "--" in words else len(words)
         code = main([*words[:cut], "--dsn", dsn, "--deployment", deployment, *words[cut:]])
         return Said(code, *capsys.readouterr())
@@ -164,11 +170,11 @@ def test_a_person_settles_and_reopens_selections_of_a_batchs_items(run: Type, as
     assert [i["name"] for i in ask("items", "invoices", "--limit", "3", "--after-item", "c").data["items"]] == ["d"]
     assert "--items=in_doubt" in run("explain", "invoices").out
 
-    said = ask("resolve", "invoices", "--items", "in_doubt", "--did-not-happen", "--reason", "none")
+    said = ask("resolve", "invoices", "--items", "in_doubt", *DENIED, "--reason", "none")
     assert (said.code, said.data["error"][:12]) == (1, "It is too ea")
     said = run("resolve", "invoices", "--items", "key=c", "--happened", "--result", '"ch_1"', "--reason", "found")
     assert (said.code, said.out[:16]) == (0, "1 item(s) settle"), said
-    said = run("resolve", "invoices", "--items", "in_doubt", "--did-not-happen", "--force", "--reason", "none")
+    said = run("resolve", "invoices", "--items", "in_doubt", *DENIED, "--force", "--reason", "none")
     assert said.code == 0
     assert batches.record(ledger).state is State.PENDING
     said = run("reopen", "invoices", "--items", "done", "--reason", "again")
@@ -307,7 +313,7 @@ def test_explain_gives_the_vendor_key_of_the_name_that_the_call_was_sent_under(a
 
 def test_explain_tells_a_life_with_every_kind_of_event_in_sentences(ask: Type, ledger: Ledger, sql: SQL) -> None:
     held = doubt(ledger, "inv-7", "charge")
-    assert ask("resolve", "inv-7", "--did-not-happen", "--force", "--reason", "the vendor has nothing").code == 0
+    assert ask("resolve", "inv-7", *DENIED, "--force", "--reason", "the vendor has nothing").code == 0
     held.outcome("charge")  # the process that was thought dead reports that it was charged after all
     assert ask("resolve", "inv-7", "--happened", "--reference", "ch_1", "--reason", "seen at the vendor").code == 0
     assert ask("reopen", "inv-7", "--again-although-applied", "--reason", "refunded").code == 0
@@ -419,12 +425,12 @@ def test_p02_what_a_person_gives_as_the_result_is_replayed_like_a_tasks_own(
 
 def test_p03_it_is_too_early_to_say_that_it_did_not_happen_while_it_may_still_arrive(ask: Type, ledger: Ledger) -> None:
     held = doubt(ledger)
-    early = ask("resolve", "inv-7", "--did-not-happen", "--reason", "not seen")
+    early = ask("resolve", "inv-7", *DENIED, "--reason", "not seen")
     assert early.code == 1
     assert "may still reach the vendor until" in early.data["error"]
     assert "--force" in early.data["remedy"]
     assert books.state_of(ledger, held.order) is State.IN_DOUBT
-    assert ask("resolve", "inv-7", "--did-not-happen", "--force", "--reason", "its host burnt down").code == 0
+    assert ask("resolve", "inv-7", *DENIED, "--force", "--reason", "its host burnt down").code == 0
     assert books.state_of(ledger, held.order) is State.PENDING
 
 
@@ -509,7 +515,7 @@ def test_rename_keeps_the_namespace_unless_another_is_said(ask: Type, ledger: Le
 REFUSALS: dict[str, tuple[State, list[str]]] = {
     "not_in_doubt": (State.PAUSED, ["resolve", "x", "--happened"]),
     "no_such_call": (State.IN_DOUBT, ["resolve", "x", "--happened", "--call", "nothing"]),
-    "too_early": (State.IN_DOUBT, ["resolve", "x", "--did-not-happen"]),
+    "too_early": (State.IN_DOUBT, ["resolve", "x", *DENIED]),
     "applied": (State.DONE, ["reopen", "x"]),
     "not_finished": (State.RUNNING, ["reopen", "x"]),
     "not_running": (State.DONE, ["release", "x"]),
@@ -556,7 +562,7 @@ def test_the_ledger_has_no_word_without_a_sentence() -> None:
 def test_p03_the_command_that_explain_gives_denies_only_the_doubt_that_it_told_of(ask: Type, ledger: Ledger) -> None:
     """While a person looks it up, an earlier holder reports that it was applied: denied, it would be sent again."""
     first = doubt(ledger)
-    assert ask("resolve", "inv-7", "--did-not-happen", "--force", "--reason", "not in the list").code == 0
+    assert ask("resolve", "inv-7", *DENIED, "--force", "--reason", "not in the list").code == 0
     books.enter(ledger, first.order).settle(State.IN_DOUBT, books.UNKNOWN)
 
     def shown() -> list[str]:
@@ -569,6 +575,11 @@ def test_p03_the_command_that_explain_gives_denies_only_the_doubt_that_it_told_o
     assert late.code == 1, late.out
     assert "changed after you looked at it" in late.data["error"]
     assert books.state_of(ledger, first.order) is State.IN_DOUBT
+    unread = ask("resolve", "inv-7", "--did-not-happen", "--force", "--reason", "nothing there")
+    assert (unread.code, unread.data["remedy"][:35]) == (2, "Run `airflow runguard explain inv-7")
+    early = ask("resolve", "inv-7", "--did-not-happen", "--as-of=2999-01-01T00:00:00Z", "--force", "--reason", "r")
+    assert (early.code, early.data["error"][:13]) == (2, "Nobody looked")
+    assert books.state_of(ledger, first.order) is State.IN_DOUBT
     assert ask(*shown()).code == 0, "who knows of it may still deny it"
 
 
@@ -577,7 +588,7 @@ def test_two_people_who_looked_at_the_same_record_make_one_change(ask: Type, led
 
     held = doubt(ledger)
     seen = commands.find(ledger, "inv-7")
-    assert ask("resolve", "inv-7", "--did-not-happen", "--force", "--reason", "first").code == 0
+    assert ask("resolve", "inv-7", *DENIED, "--force", "--reason", "first").code == 0
     books.enter(ledger, held.order)
     with pytest.raises(refusals.Refused, match="changed after you looked"):
         commands.resolve(ledger, seen, "happened", actor="person:b", reason="second")
@@ -597,10 +608,12 @@ def test_two_people_who_looked_at_the_same_record_make_one_change(ask: Type, led
         ["list", "--limit", "-1"],
         ["list", "--after", "x"],
         ["list", "--output", "yaml"],
-        ["resolve", "k", "--happened", "--did-not-happen", "--reason", "r"],
+        ["resolve", "k", "--happened", *DENIED, "--reason", "r"],
         ["resolve", "k", "--reason", "r"],
         ["resolve", "k", "--failed", "--result", "1", "--reason", "r"],
         ["resolve", "k", "--happened", "--force", "--reason", "r"],
+        ["resolve", "k", "--did-not-happen", "--reason", "r"],
+        ["resolve", "k", "--items", "in_doubt", "--did-not-happen", "--reason", "r"],
         ["repair", "k", "--set-state", "running", "--reason", "r"],
         ["db", "acknowledge-restore", "--reason", "r"],
         ["db", "acknowledge-restore", "--lost-since", "yesterday", "--reason", "r"],

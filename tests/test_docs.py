@@ -129,6 +129,7 @@ def test_the_readmes_dag_is_the_example_that_is_run() -> None:
     block = re.search(r"^```python\n(.*?)^```", text("README.md"), re.DOTALL | re.MULTILINE)
     assert block
     assert ast.dump(_undocumented(block[1])) == ast.dump(_undocumented(example))
+    assert sum(map(bool, block[1].splitlines())) <= 15
 
 
 def _undocumented(source: str) -> ast.Module:

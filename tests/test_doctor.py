@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import urllib.parse
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,13 +14,14 @@ import pytest
 from airflow_runguard.config import Settings, settings
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.migrations import upgrade
-from airflow_runguard.doctor import Check, _clock, examine
+from airflow_runguard.doctor import Check, _clock, _grants, examine
 from demo.servers import PgBouncer, Postgres, Redis
 from tests.core import engine
 
 NOBODY = "postgresql://postgres@127.0.0.1:1/nothing"
 LEDGER_CHECKS = {
     "ledger",
+    "grants",
     "schema",
     "deployment",
     "lost_time",
@@ -95,7 +97,8 @@ def empty_database(sound: Postgres) -> Iterator[str]:
 
 def test_a_database_without_schema_is_told_to_upgrade_and_the_server_is_still_looked_at(empty_database: str) -> None:
     checks = look(empty_database)
-    assert status(checks, "schema", "deployment", "lost_time", "durability") == ["fail", "skipped", "skipped", "ok"]
+    seen = status(checks, "grants", "schema", "deployment", "lost_time", "durability")
+    assert seen == ["skipped", "fail", "skipped", "skipped", "ok"]
     assert "db upgrade" in checks["schema"].remedy
 
 
@@ -108,16 +111,87 @@ def test_another_schema_version_says_which_side_is_behind(ledger_url: str, versi
     assert remedy in checks["schema"].remedy
 
 
-def test_a_role_that_may_not_read_the_ledger_is_a_finding(ledger_url: str) -> None:
-    parts = urllib.parse.urlsplit(ledger_url)
-    with psycopg.connect(ledger_url, autocommit=True) as connection:
-        connection.execute("create role runguard_test_reader login")
+@pytest.fixture
+def roles(ledger_url: str) -> Iterator[psycopg.Connection]:
+    """The owner's session, with the two roles that docs/operations.md makes, not granted anything."""
+    with psycopg.connect(ledger_url, autocommit=True) as owner:
+        owner.execute("create role runguard_worker login; create role runguard_reader login")
         try:
-            checks = look(parts._replace(netloc=f"runguard_test_reader@{parts.hostname}:{parts.port}").geturl())
+            yield owner
         finally:
-            connection.execute("drop role runguard_test_reader")
-    assert status(checks, "ledger", "schema", "clock") == ["ok", "fail", "ok"]
+            owner.execute("drop owned by runguard_worker, runguard_reader; drop role runguard_worker, runguard_reader")
+
+
+def rights(url: str, role: str, of_tasks: bool = False) -> Check:
+    (check,) = _grants(lambda: psycopg.connect(with_option(url, f"role={role}"), autocommit=True), of_tasks=of_tasks)
+    return check
+
+
+def type_remedy(owner: psycopg.Connection, check: Check, words: str = "") -> None:
+    for typed in re.findall(f"{words}[^`]*`(grant [^`]*)`", check.remedy):
+        owner.execute(typed)
+
+
+def test_what_operations_grants_is_enough_and_each_right_that_is_missing_is_named_with_its_grant(
+    ledger_url: str, roles: psycopg.Connection
+) -> None:
+    text = (Path(__file__).parents[1] / "docs/operations.md").read_text(encoding="utf-8")
+    roles.execute("".join(re.findall(r"^grant [^;]*;", text, flags=re.MULTILINE)))
+    assert (rights(ledger_url, "runguard_worker", True).status, rights(ledger_url, "runguard_reader").status) == (
+        "ok",
+    ) * 2
+    of_tasks = rights(ledger_url, "runguard_reader", True)
+    assert (of_tasks.status, "makes no call" in of_tasks.meaning) == ("fail", True)
+    roles.execute(
+        "revoke insert on runguard.event, runguard.call from runguard_worker;"
+        "revoke update on runguard.gate from runguard_worker; revoke delete on runguard.listed from runguard_worker;"
+        "revoke select on runguard.freeze from runguard_reader;"
+        "revoke execute on function runguard.broken from public"
+    )
+    worker, reader = rights(ledger_url, "runguard_worker", True), rights(ledger_url, "runguard_reader")
+    assert (worker.status, reader.status) == ("fail", "fail")
+    assert worker.found == (
+        "Role runguard_worker lacks delete on runguard.listed; insert on runguard.call, runguard.event; "
+        "update on runguard.gate; execute on function runguard.broken(r runguard.record)"
+    )
+    assert reader.remedy.startswith(
+        "To look, type as the schema's owner: `grant select on runguard.freeze to runguard_reader; grant execute on"
+    )
+    type_remedy(roles, worker)
+    type_remedy(roles, reader, "To look")
+    assert rights(ledger_url, "runguard_worker", True).found == "Role runguard_worker has a worker's rights"
+    assert rights(ledger_url, "runguard_reader").found == "Role runguard_reader has a reader's rights"
+
+
+def used_by_the_ledgers_own_statements() -> set[tuple[str, str]]:
+    sql = Path(__file__).parents[1] / "airflow_runguard/core/sql"
+    used: set[tuple[str, str]] = set()
+    for statement in ";".join(file.read_text(encoding="utf-8") for file in sql.glob("*.sql")).split(";"):
+        for verb, table in re.findall(r"\b(insert into|update|delete from) runguard\.(\w+)", statement):
+            used.add((verb.split()[0], table))
+            if verb == "insert into" and "do update" in statement:
+                used.add(("update", table))
+    return used - {("insert", "transition")}  # `db upgrade` alone writes the rules
+
+
+def asked_of(check: Check) -> set[tuple[str, str]]:
+    (typed,) = re.findall(r"change something: `(.*)`", check.remedy)
+    grants = re.findall(r"grant (\w+) on ([^;]*) to", typed)
+    return {(verb, table.removeprefix("runguard.")) for verb, tables in grants for table in tables.split(", ")}
+
+
+def test_a_role_that_may_not_read_the_ledger_is_told_what_to_type_for_which_purpose(
+    ledger_url: str, roles: psycopg.Connection
+) -> None:
+    parts = urllib.parse.urlsplit(ledger_url)
+    url = parts._replace(netloc=f"runguard_reader@{parts.hostname}:{parts.port}").geturl()
+    checks = look(url)
+    assert status(checks, "ledger", "grants", "schema", "clock") == ["ok", "fail", "fail", "ok"]
     assert "permission denied" in checks["schema"].found
+    assert checks["schema"].remedy == "Type what grants says."
+    assert asked_of(checks["grants"]) == used_by_the_ledgers_own_statements()
+    type_remedy(roles, checks["grants"], "To look")
+    assert status(look(url), "grants", "schema", "deployment", "lost_time") == ["ok"] * 4
 
 
 def test_another_deployments_ledger_is_a_failure(ledger_url: str) -> None:
@@ -193,6 +267,7 @@ def test_more_tasks_than_connections_is_a_warning(ledger_url: str, monkeypatch: 
     assert "5000" in check.found
 
 
+@pytest.mark.redis
 def test_a_redis_that_drops_leases_and_one_that_is_gone_are_warnings(
     ledger_url: str, monkeypatch: pytest.MonkeyPatch, server_directory: Path
 ) -> None:

@@ -80,7 +80,7 @@ class _Conductor(Holding):
             if self.halt is None:
                 self._plan()
             if self.halt is None and self._spool.length:
-                before, total = self._standing.get("done", 0), sum(self._standing.values())
+                total, before = self._totals()
                 calling = Calling(self.batch, self.guard, spool=self._spool, total=total, before=before)
                 calling.run()
                 self.halt, self._done = calling.halt, calling.done
@@ -96,11 +96,11 @@ class _Conductor(Holding):
         renamed = self.ask(lambda grant: self.writer.ledger.renamed(grant.record_id))
         after = ""
         while True:
+            now: datetime = self.ask(lambda grant: self.writer.ledger.time_of_question(grant.identity))
             page: list[Call] = self.ask(partial(self._doubtful, after))
             if not page:
                 return
             after = page[-1].name
-            now: datetime = self.ask(lambda grant: self.writer.ledger.check()["now"])
             sent_under = partial(keys.sent_under, self.writer.ledger.installation, self.claim.identity, renamed)
             doubts = [Doubt(record, call, sent_under(call), call.intent, now, alone=False) for call in page]
             answers = self._answers(doubts)
@@ -235,6 +235,13 @@ class _Conductor(Holding):
         self._spool.add(may)
         return True
 
+    def _totals(self) -> tuple[int, int]:
+        """How many items the list names, and how many of them are done. An item that two chunks name is one."""
+        if self._seen <= CHUNK:
+            return sum(self._standing.values()), self._standing.get("done", 0)
+        counts = self._count()
+        return sum(count.items for count in counts), sum(c.items for c in counts if c.state == CallState.DONE)
+
     # -- leave -------------------------------------------------------------------------------------------------------
 
     def _count(self) -> list[Count]:
@@ -328,7 +335,7 @@ class _Conductor(Holding):
             parts.append(
                 f"Nobody knows whether these happened: {self.named(CallState.IN_DOUBT)}. They are not sent again "
                 f"blindly. Look them up at the vendor, then run `airflow runguard resolve {name} --items in_doubt "
-                "--happened --reason …` or `… --did-not-happen --reason …` (one item: --items key=ITEM)."
+                "--happened --reason …` or `… --did-not-happen --as-of TIME --reason …` (one item: --items key=ITEM)."
             )
         if summary["failed"]:
             parts.append(

@@ -7,11 +7,11 @@ A call that may not be made ends the body with :class:`~airflow_runguard.core.wo
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import logging
+import os
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
@@ -20,9 +20,10 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar, cast
 
 from airflow_runguard.core import keys, payloads
-from airflow_runguard.core.errors import LedgerUnavailable, NotApplied, PlanningError, ResultIsError
+from airflow_runguard.core.errors import LedgerUnavailable, PlanningError, ResultIsError
 from airflow_runguard.core.failures import classify, classify_result, hidden_retries
-from airflow_runguard.core.jobs import JobFailed, JobNotFound, Look, followed, judged
+from airflow_runguard.core.given import likeness
+from airflow_runguard.core.jobs import JobFailed, Jobs, Look, followed
 from airflow_runguard.core.record import (
     CallState,
     Claim,
@@ -34,6 +35,7 @@ from airflow_runguard.core.record import (
     Result,
     Written,
 )
+from airflow_runguard.core.returned import accept, chain
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
@@ -58,58 +60,17 @@ I = TypeVar("I")  # noqa: E741  # an item
 
 log = logging.getLogger("airflow_runguard")
 
-ASYNC_CALL = "For an async function use `await guard.acall(…)`."
 KEY_OF_A_CALL = "Say vendor_key_as='…' in guard.call: the name under which the function takes the key."
-WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
 CHECK_IT = "Where such an answer is a success, say so (HttpOperator: response_check=…)."
+IN_THREADS = "Make calls in the task's own process; guard.map makes them side by side, in threads."
+OTHER_WORK = "Call {!r} is done, and this body asks for it again with other arguments: that was not made."
+NAMES = "Give each call a name of its own, by its content: guard.call(f'charge {invoice_id}', …)."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
-def never_ran(value: object) -> bool:
-    """Whether a returned value is a body that Python has not begun: a coroutine or a generator. It never will be."""
-    if inspect.iscoroutine(value) or inspect.isgenerator(value):
-        value.close()
-        return True
-    return inspect.isasyncgen(value)
-
-
-LAZY = (Awaitable, Generator, AsyncGenerator, map, filter, zip)
-
-
-def unfinished(value: object) -> bool:
-    """Whether work may hide in a value that did not run, or that may still come: a future, a coroutine, what yields, or
-    a list of such."""
-    if isinstance(value, list | tuple):
-        return any(map(unfinished, value[:1]))
-    return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
-
-
-def _accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
-    :raises BaseException: it is an error that was given back.
-    """
-    if isinstance(value, BaseException):
-        raise value
-    if never_ran(value):
-        raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
-    if hasattr(value, "add_done_callback"):
-        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
-
-
-def chain(error: BaseException) -> list[BaseException]:
-    """The error and those that it stems from."""
-    links: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in links:
-        links.append(link)
-        link = link.__cause__ or link.__context__
-    return links
-
-
-log = logging.getLogger("airflow_runguard")
 _calling: ContextVar[str | None] = ContextVar("runguard_call", default=None)
 """The call whose function runs here."""
 
@@ -165,20 +126,23 @@ class GuardContext:
     called: bool = False
     """Whether any call was made or replayed."""
     _busy: dict[str, object] = field(default_factory=dict)
+    _process: int = field(default_factory=os.getpid)
+    _given: dict[str, int] = field(default_factory=dict)
+    """What each call of this body was given when it was made, or its result given back."""
     _unbooked: set[str] = field(default_factory=set)
     """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
-    _job: str = ""
-    _followed: dict[int, BaseException] = field(default_factory=dict)
-    """Errors that came after a job was submitted and its name was kept."""
-    _unsubmitted: list[BaseException] = field(default_factory=list)
-    """What the requests that submit this body's job ended in, where they gave no job."""
+    jobs: Jobs = field(init=False)
+    """What this body submits to the vendor, and waits for."""
     answered: bool = False
     """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
     waits: BaseException | None = None
     """What told a call to wait, where none ended well after it: with it the body is not done, whatever it returns."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
+
+    def __post_init__(self) -> None:
+        self.jobs = Jobs(self._writer, self.classified, self._work.rules)
 
     @property
     def key(self) -> str:
@@ -226,6 +190,7 @@ class GuardContext:
         """Make one external call, once over all tries of this work.
 
         :param name: of the call: unique in this body and the same in every try ("charge", never with a time in it).
+            Asked for again with other arguments, the body ends: it was another piece of work.
         :param vendor_key_as: the keyword under which ``fn`` takes the idempotency key.
         :returns: what ``fn`` returned, now or the first time.
         :raises ResultIsError: ``fn`` gave back an error; what it means is booked.
@@ -234,10 +199,10 @@ class GuardContext:
 
         def make(go: Go) -> T:
             value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-            _accept(f"guard.call({name!r})", value)
+            accept(f"guard.call({name!r})", fn, value)
             return value
 
-        return self._made(name, arguments, make, self.classified, reads=True)
+        return self._made(name, likeness(fn, args, arguments), arguments, make, self.classified, reads=True)
 
     def sql(self, name: str, conn_id: str, fn: Callable[..., T], /, *args: Any, **arguments: Any) -> T:
         """Have an effect in a database, with its proof in the same transaction: there is no doubt afterwards.
@@ -269,11 +234,12 @@ class GuardContext:
             value: T = transaction.make(
                 marker,
                 lambda connection: fn(connection, *args, **arguments),
-                lambda value: _accept(f"guard.sql({name!r})", value),
+                lambda value: accept(f"guard.sql({name!r})", fn, value),
             )
             return value
 
-        return self._made(name, {IN_SQL: conn_id, **arguments}, make, transaction.judge)
+        given = likeness(fn, args, arguments)
+        return self._made(name, given, {IN_SQL: conn_id, **arguments}, make, transaction.judge)
 
     def remember(self, external_id: str) -> None:
         """Keep the vendor's own name for what the call under way has set going, before waiting for it: whoever looks
@@ -287,7 +253,7 @@ class GuardContext:
         name = _calling.get()
         if name is None:
             raise PlanningError("guard.remember was called outside the function of a guard.call.")
-        self._keep(name, external_id, submitted=False)
+        self.jobs.keep(name, external_id, submitted=False)
 
     def submit(
         self,
@@ -323,88 +289,25 @@ class GuardContext:
                     job = submit(*args, **self._with_key(go, vendor_key_as, arguments))
                     if not isinstance(job, str) or not job:
                         raise PlanningError(f"The submit function of {name!r} returned {job!r}, not the job's name.")
-                    self._keep(name, job, submitted=True)
-                try:
+                    self.jobs.keep(name, job)
+                with self.jobs.following(job, name):
                     return followed(job, attach, lambda: self._writer.stopped(poll), self._work.rules)
-                except BaseException as error:
-                    self._followed[id(error)] = error
-                    if isinstance(error, JobNotFound):
-                        self._keep(name, job, submitted=False)
-                    raise
 
             def judge(error: BaseException) -> Failure:
-                return judged(error, self._work.rules) if id(error) in self._followed else self.classified(error)
+                return self.jobs.of_waiting(error) or self.classified(error)
 
             try:
-                return self._made(name, arguments, make, judge, attaches=True)
+                given = likeness(submit, args, arguments)
+                return self._made(name, given, arguments, make, judge, attaches=True)
             except JobFailed:
                 if again or not found:
                     raise
         raise AssertionError("unreachable")
 
-    def submitted(self) -> str:
-        """The job that an earlier try of this body submitted; '' = none."""
-        return self._writer.external_id(BODY).result()
-
-    def submit_job(self, submit: Callable[[], T], name: Callable[[T], str], one_request: bool) -> T:
-        """Make the request by which this body submits its job, and keep the job's name before anything else.
-
-        :param name: the job's name at the vendor, from what ``submit`` returned.
-        :param one_request: what ``submit`` raises is the answer to the one request that it makes, whose word about the
-            effect counts. Else it may have come after the job was submitted.
-        """
-        try:
-            answer = submit()
-        except BaseException as error:
-            if one_request:
-                self._unsubmitted.append(error)
-            raise
-        self.keep_job(name(answer))
-        return answer
-
-    def keep_job(self, job: str) -> None:
-        """This body submitted a job."""
-        self._keep(BODY, job, submitted=True)
-        self._job = job
-
-    @contextmanager
-    def following(self, job: str = "") -> Iterator[None]:
-        """What is raised here, once a job is known, comes from waiting for it."""
-        try:
-            yield
-        except BaseException as error:
-            known = job or self._job
-            if known:
-                self._followed[id(error)] = error
-                if isinstance(error, JobNotFound):
-                    self._keep(BODY, known, submitted=False)
-            raise
-
-    def judged(self, error: BaseException) -> Failure | None:
-        """What an error means that came from submitting a job or from waiting for one; ``None`` = it did not."""
-        if id(error) in self._followed:
-            return judged(error, self._work.rules)
-        if self._job or not any(link is self._unsubmitted[-1] for link in chain(error) if self._unsubmitted):
-            return None
-        # Each request that submits is its own attempt: one that stayed unknown is not made good by a later refusal.
-        each = [self.classified(failed, one_request=True) for failed in self._unsubmitted]
-        unknown = next((failure for failure in each if failure.effect is Effect.UNKNOWN), None)
-        return unknown or (each[-1] if error is self._unsubmitted[-1] else self.classified(error))
-
-    def job_goes_on(self, error: BaseException) -> bool:
-        """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""
-        left = (self._followed.get(id(link)) for link in chain(error))
-        return any(link is not None and not isinstance(link, JobNotFound | JobFailed) for link in left)
-
-    def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
-        if not isinstance(external_id, str) or not 0 < len(external_id) <= 2000:
-            raise PlanningError(f"The vendor's name for call {name!r} must be a text, not {external_id!r}.")
-        if self._writer.remember(name, external_id, submitted=submitted).result() != "ok":
-            log.warning("Call %r is no longer this process's; %r was kept as evidence only.", name, external_id)
-
     def _made(
         self,
         name: str,
+        given: int,
         readable: dict[str, Any],
         make: Callable[[Go], T],
         judge: Callable[[BaseException], Failure],
@@ -422,7 +325,7 @@ class GuardContext:
             with self._asking(name):
                 answer = self._intent(name, readable).result()
                 job = self._writer.external_id(name).result() if answer.verdict == "attach" and attaches else ""
-            go = self._go(name, answer, job)
+            go = self._go(name, answer, given, job)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             token = _calling.set(name)
@@ -450,16 +353,18 @@ class GuardContext:
         **arguments: Any,
     ) -> T:
         """:meth:`call` for an async function."""
+        given = likeness(fn, args, arguments)
         with self._alone(name):
             with self._asking(name):
                 answer = await self._intent(name, arguments).waited()
-            go = self._go(name, answer)
+            go = self._go(name, answer, given)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             token = _calling.set(name)
             try:
                 with self._work.watch(f"call {name}"):
                     value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
+                    accept(f"guard.acall({name!r})", None, value)
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise
@@ -489,18 +394,18 @@ class GuardContext:
         """One call of ``fn`` for each item, side by side in threads. For lists that fit into one body; a long one is a
         batch (``guarded_batch_task``).
 
-        After the first error no other item is begun; those under way are awaited and settled.
+        After the first error (or a signal) no other item is begun; those under way are awaited and settled.
 
         :param name: of an item's call, by its content and never by its place.
         :returns: what they returned, in order.
         :raises BaseException: what one of them raised; a ``BaseExceptionGroup`` where several did.
         """
-        with ThreadPoolExecutor(concurrency, thread_name_prefix="runguard-map") as threads:
+        threads = ThreadPoolExecutor(concurrency, thread_name_prefix="runguard-map")
+        try:
             calls = [threads.submit(copy_context().run, self.call, name(item), fn, item) for item in items]
             wait(calls, return_when=FIRST_EXCEPTION)
-            for call in calls:
-                call.cancel()  # not those that have begun
-            wait(calls)
+        finally:  # a signal, too, ends the beginning of others; those that have begun are waited for
+            threads.shutdown(cancel_futures=True)
         ended = [call for call in calls if not call.cancelled()]
         _raise([error for call in ended if (error := call.exception()) is not None])
         return [call.result() for call in ended]
@@ -561,6 +466,8 @@ class GuardContext:
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """One call of one name at a time, and none that makes no sense."""
+        if os.getpid() != self._process:  # there is no writing thread here, and the connection is the other's
+            raise PlanningError("A process that the body has forked asked for a call. It was not made.", IN_THREADS)
         if self._work.order.calls != "explicit":
             raise PlanningError(SINGLE_BODY, EXPLICIT)
         if not isinstance(name, str) or not 0 < len(name) <= 512 or name == BODY:
@@ -589,12 +496,15 @@ class GuardContext:
             raise
 
     def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
+        if self.interrupt is not None:  # caught by the body, which has ended all the same
+            raise Interrupt(self.interrupt.how, self.interrupt.pause)
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(self._work.hide(payloads.readable(arguments))))
 
-    def _go(self, name: str, answer: IntentAnswer, job: str = "") -> Go:
-        """The ledger's answer to an intent, checked once more right before the call."""
+    def _go(self, name: str, answer: IntentAnswer, given: int, job: str = "") -> Go:
+        """The ledger's answer to an intent, checked once more right before the call. The result of a call is given back
+        to this body for the same work only: a loop that names all its calls alike would make the first one alone."""
         match answer.verdict:
             case "attach" if not job:
                 self._writer.withdraw(name)
@@ -606,11 +516,14 @@ class GuardContext:
                     self._writer.withdraw(name)
                     raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
                 self.called = True
+                self._given[name] = given
                 self._unbooked.add(name)
                 return Go(vendor_key=self._vendor_key(name, answer.attempt), job=job)
             case "replay":
                 assert answer.result is not None
                 self.called = True
+                if self._given.setdefault(name, given) != given:
+                    raise self._interrupted(Ended(f"{OTHER_WORK.format(name)} {NAMES}", retry=True))
                 how = replayed(answer.result, f"Call {name!r} of {self._claim.identity} is done", self._work)
                 if isinstance(how, Done):
                     return Go(replay=how)

@@ -10,8 +10,17 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from airflow_runguard.core.context import GuardContext, current_guard, never_ran, unfinished
-from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
+from airflow_runguard.core.context import GuardContext, current_guard
+from airflow_runguard.core.errors import (
+    LeaseLost,
+    LedgerNotReady,
+    LedgerUnavailable,
+    NotApplied,
+    PlanningError,
+    ResultIsError,
+    RunGuardError,
+)
+from airflow_runguard.core.failures.found import unchecked
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, settle
@@ -29,6 +38,7 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.resp import Redis
+from airflow_runguard.core.returned import closed, unfinished
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
@@ -82,6 +92,7 @@ __all__ = [
 log = logging.getLogger("airflow_runguard")
 
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
+CHECK_IT = "Check it in the function (`response.raise_for_status()`), and give back what it says (`response.json()`)."
 SOON = 30.0
 """Seconds after which the vendor is asked about a call that has just fallen in doubt."""
 NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress."
@@ -147,6 +158,8 @@ def _enter(writer: Writer, work: Work) -> Claim | Waiting:
             if error.sent:  # it may have been granted all the same
                 writer.withdraw_claim()
             raise
+        except LedgerNotReady as error:
+            raise LedgerNotReady(f"{error.what} No call was made.", error.remedy) from error
         except BaseException:  # a signal: likewise
             writer.withdraw_claim()
             raise
@@ -202,20 +215,31 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_with_error(writer, work, guard, guard.waits)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
-    if never_ran(value):
-        return _leave_unplanned(
-            writer, guard, "The guarded function is async or yields, so nothing of it ran.", ASYNC_BODY
-        )
+    lazy = closed(value)
+    if lazy and not guard.body_is_call:
+        return _leave_unplanned(writer, "The guarded function is async or yields, so not all of it ran.", ASYNC_BODY)
     if not guard.body_is_call and not guard.called and not work.allow_no_call:
         return _leave_unplanned(
-            writer, guard, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
+            writer, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
-    if guard.body_is_call and unfinished(value):
-        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
-        return _leave_with_error(writer, work, guard, PlanningError(what, "Wait for it inside the function."))
     if guard.body_is_call:
+        if (wrong := _no_result(value, lazy=lazy)) is not None:
+            return _leave_with_error(writer, work, guard, wrong)
         guard.warn_of_repeats(BODY, value)
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
+
+
+def _no_result(value: object, *, lazy: bool) -> RunGuardError | None:
+    """Why what a body that is one call gave back is no result; ``None`` = it is one."""
+    if unfinished(value):
+        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
+        return PlanningError(what, ASYNC_BODY if lazy else "Wait for it inside the function.")
+    fault = unchecked(value)
+    if fault is None or fault.error is None:
+        return None
+    wrong = ResultIsError(f"The guarded function gave back {fault.error}.", CHECK_IT)
+    wrong.__cause__ = fault.error  # judged as if it had been raised
+    return wrong
 
 
 def _leave_interrupted(writer: Writer, work: Work, guard: GuardContext, interrupt: Interrupt) -> How:
@@ -269,10 +293,9 @@ def _done(written: Written, work: Work, how: How) -> How:
     return Ended(str(error), retry=True, error=error, tells="stale_writer")
 
 
-def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str) -> How:
+def _leave_unplanned(writer: Writer, what: str, remedy: str) -> How:
     failure = Failure(FailureClass.PLANNING, Effect.NOT_APPLIED, needs_person=True, evidence=what)
-    outcomes = [Outcome(BODY, failure=failure, error=what)] if guard.body_is_call else []
-    writer.settle(Settlement(State.FAILED, failure=failure, error=what), *outcomes).result()
+    writer.settle(Settlement(State.FAILED, failure=failure, error=what)).result()
     error = PlanningError(what, remedy)
     return Ended(str(error), retry=False, error=error)
 
@@ -303,14 +326,14 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
                 work.order, f"{said(error)}. {NO_MORE_PAUSES} A person decides.", on_doubt="ask", error=error
             )
     failure = (
-        (guard.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
+        (guard.jobs.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
     )
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     if guard.body_is_call:
         guard.warn_of_repeats(BODY, error)
     with work.watch("settle"):
         written = writer.settle(Settlement(_state_of(failure), failure=failure, error=said(error)), *outcomes).result()
-    if written.state is State.IN_DOUBT and guard.job_goes_on(error):
+    if written.state is State.IN_DOUBT and guard.jobs.go_on(error):
         what = f"{said(error)}. The job goes on at the vendor; nothing is sent again, this task comes back to it."
         return Waiting(what, SOON, record_id=guard.record_id)
     if written.state is State.IN_DOUBT:
@@ -326,7 +349,7 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
 def _told_to_wait_where_it_is(error: BaseException, work: Work, guard: GuardContext) -> Failure | None:
     """The quota that stopped a body which had deferred, makes one request, and may have made it before: its effect is
     unknown, and waiting and going on from there sends nothing again; ``None`` = it is no such error."""
-    if not (guard.reentered and work.single_request and not work.requests_here) or guard.judged(error) is not None:
+    if not (guard.reentered and work.single_request and not work.requests_here) or guard.jobs.judged(error) is not None:
         return None
     return None if guard.answered else guard.told_to_wait(error)
 

@@ -7,13 +7,22 @@ stay, and whoever comes next attaches to it. Whether to submit again is decided 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from airflow_runguard.core.errors import RunGuardError
+from airflow_runguard.core.errors import PlanningError, RunGuardError
 from airflow_runguard.core.failures import Family, Rule, classify
 from airflow_runguard.core.record import Effect, Failure, FailureClass
+from airflow_runguard.core.returned import chain
+from airflow_runguard.core.work import BODY
+from airflow_runguard.core.writer import Writer
+
+T = TypeVar("T")
+
+log = logging.getLogger("airflow_runguard")
 
 PATIENCE = 3
 """Looks in a row that failed, or did not find the job, before that is believed."""
@@ -104,14 +113,94 @@ def followed(job: str, look: Look, wait: Callable[[], bool], rules: tuple[Rule |
             raise JobLeft(f"The task was told to stop while job {job} goes on at the vendor.")
 
 
-def judged(error: BaseException, rules: tuple[Rule | Family, ...] = ()) -> Failure:
-    """What an error means that came after the job was submitted and its name was kept."""
-    if isinstance(error, JobFailed):
-        return Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, final=True, evidence=error.what)
-    if isinstance(error, JobNotFound):
-        return Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=error.what)
-    said = classify(error, effect_kind="read", rules=rules)
-    if said.pausable:
-        return said
-    why = f"{said.evidence}; the job goes on at the vendor, and the next try attaches to it"
-    return replace(said, effect=Effect.UNKNOWN, needs_person=False, final=False, evidence=why)
+@dataclass(slots=True)
+class Jobs:
+    """The jobs of one body: what it submitted, and which of its errors came from waiting for one."""
+
+    _writer: Writer
+    _classified: Callable[..., Failure]
+    _rules: tuple[Rule | Family, ...]
+    _job: str = ""
+    """What the body itself submitted in this process."""
+    _waited: dict[int, BaseException] = field(default_factory=dict)
+    """Errors that came after a job was submitted and its name was kept."""
+    _unsubmitted: list[BaseException] = field(default_factory=list)
+    """What the requests that submit the body's job ended in, where they gave no job."""
+
+    def submitted(self) -> str:
+        """The job that an earlier try of this body submitted; '' = none."""
+        return self._writer.external_id(BODY).result()
+
+    def submit(self, submit: Callable[[], T], name: Callable[[T], str], one_request: bool) -> T:
+        """Make the request by which the body submits its job, and keep the job's name before anything else.
+
+        :param name: the job's name at the vendor, from what ``submit`` returned.
+        :param one_request: what ``submit`` raises is the answer to the one request that it makes, whose word about the
+            effect counts. Else it may have come after the job was submitted.
+        """
+        try:
+            answer = submit()
+        except BaseException as error:
+            if one_request:
+                self._unsubmitted.append(error)
+            raise
+        job = name(answer)
+        self.keep(BODY, job)
+        self._job = job
+        return answer
+
+    def keep(self, call: str, job: str, *, submitted: bool = True) -> None:
+        """Keep a job's name at the vendor in the ledger.
+
+        :param submitted: a later try takes it up; else it is a name to look for.
+        """
+        if not isinstance(job, str) or not 0 < len(job) <= 2000:
+            raise PlanningError(f"The vendor's name for call {call!r} must be a text, not {job!r}.")
+        if self._writer.remember(call, job, submitted=submitted).result() != "ok":
+            log.warning("Call %r is no longer this process's; %r was kept as evidence only.", call, job)
+
+    @contextmanager
+    def following(self, job: str = "", call: str = BODY) -> Iterator[None]:
+        """What is raised here, once a job is known, comes from waiting for it.
+
+        :param job: '' = the one that the body submits meanwhile.
+        """
+        try:
+            yield
+        except BaseException as error:
+            known = job or self._job
+            if known:
+                self._waited[id(error)] = error
+                if isinstance(error, JobNotFound):
+                    self.keep(call, known, submitted=False)
+            raise
+
+    def judged(self, error: BaseException) -> Failure | None:
+        """What an error means that came from submitting the body's job or waiting for it; ``None`` = it did not."""
+        if waited := self.of_waiting(error):
+            return waited
+        if self._job or not any(link is self._unsubmitted[-1] for link in chain(error) if self._unsubmitted):
+            return None
+        # Each request that submits is its own attempt: one that stayed unknown is not made good by a later refusal.
+        each = [self._classified(failed, one_request=True) for failed in self._unsubmitted]
+        unknown = next((failure for failure in each if failure.effect is Effect.UNKNOWN), None)
+        return unknown or (each[-1] if error is self._unsubmitted[-1] else self._classified(error))
+
+    def of_waiting(self, error: BaseException) -> Failure | None:
+        """What an error means that came after a job was submitted and its name was kept; ``None`` = it did not."""
+        if id(error) not in self._waited:
+            return None
+        if isinstance(error, JobFailed):
+            return Failure(FailureClass.PROCESSING, Effect.NOT_APPLIED, final=True, evidence=error.what)
+        if isinstance(error, JobNotFound):
+            return Failure(FailureClass.UNKNOWN, Effect.UNKNOWN, evidence=error.what)
+        said = classify(error, effect_kind="read", rules=self._rules)
+        if said.pausable:
+            return said
+        why = f"{said.evidence}; the job goes on at the vendor, and the next try attaches to it"
+        return replace(said, effect=Effect.UNKNOWN, needs_person=False, final=False, evidence=why)
+
+    def go_on(self, error: BaseException) -> bool:
+        """Whether a job was submitted whose end ``error`` did not tell: the next try attaches to it."""
+        left = (self._waited.get(id(link)) for link in chain(error))
+        return any(link is not None and not isinstance(link, JobNotFound | JobFailed) for link in left)

@@ -20,6 +20,7 @@ from airflow_runguard.core import keys
 from airflow_runguard.core.context import Go, GuardContext
 from airflow_runguard.core.errors import ResultIsError
 from airflow_runguard.core.guard import of_body
+from airflow_runguard.core.jobs import Jobs
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
     Claim,
@@ -170,6 +171,16 @@ class _NoWriter:
         self._stop.set()
 
 
+class _NoJobs(Jobs):
+    """Whose names nobody keeps, and no later try attaches to: an observed doubt is a person's."""
+
+    def submitted(self) -> str:
+        return ""
+
+    def keep(self, call: str, job: str, *, submitted: bool = True) -> None:
+        pass
+
+
 class ObservedContext(GuardContext):
     """The guard as an observed body sees it: it makes every call, and hands over the key that a guard would."""
 
@@ -177,6 +188,7 @@ class ObservedContext(GuardContext):
         """:param installation: waits for the ledger's own id; asked once, where a key is wanted."""
         claim = Claim(Verdict.RUN, work.order.identity, datetime.now(UTC), generation=1, attempt=1)
         super().__init__(_NoWriter(), work, claim)  # type: ignore[arg-type]
+        self.jobs = _NoJobs(self._writer, self.classified, work.rules)
         self._installation = installation
         self._salt = ""
         self._calls = 0
@@ -219,18 +231,10 @@ class ObservedContext(GuardContext):
     def remember(self, external_id: str) -> None:
         """Nobody looks it up: an observed doubt is a person's."""
 
-    def submitted(self) -> str:
-        return ""
-
-    def keep_job(self, job: str) -> None:
-        """As :meth:`remember`."""
-
-    def _keep(self, name: str, external_id: str, *, submitted: bool) -> None:
-        """As :meth:`remember`."""
-
     def _made(
         self,
         name: str,
+        given: int,
         readable: dict[str, Any],
         make: Callable[[Go], T],
         judge: Callable[[BaseException], Failure],

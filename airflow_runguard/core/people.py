@@ -28,6 +28,7 @@ class People(Seam):
         """Say what happened to a record in doubt: ``happened``, ``did_not_happen`` or ``failed``.
 
         :param known_by: when the vendor was asked, or the form was made: it speaks of no doubt that is younger.
+            ``None``: of the newest line, so only for who knows that nothing can have been reported since it looked.
         """
         return self._word(
             "resolve",

@@ -61,8 +61,8 @@ class Finding:
 
 
 def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
-    """What is doubtful about a record, each with what a look-up needs. ``now`` is read before anybody is asked."""
-    now: datetime = ledger.check()["now"]
+    """What is doubtful about a record, each with what a look-up needs. ``now`` is the time of the question."""
+    now = ledger.time_of_question(record.identity)
     renamed = ledger.renamed(record.id)
     calls = [call for call in ledger.calls(record.id) if call.generation == record.generation]
     return [

@@ -59,6 +59,13 @@ class Waits(Seam):
         row = self._one("watched", {"fresh": fresh})
         return int(row["waits"]) if row["watched"] else None
 
+    def time_of_question(self, identity: Identity) -> datetime:
+        """The time from which somebody is asked about a record (``known_by`` of the answer), to be read before what the
+        question tells. Reports that are being written are waited for, so that none is younger than it looks."""
+        name = {"deployment": identity.deployment, "namespace": identity.namespace, "key": identity.key}
+        at: datetime = self._one("time_of_question", name)["at"]
+        return at
+
     def ask(self, record: Record, holder: Holder, at: datetime) -> None:
         """Book that this task instance is parked with a form about the record, as it was at that time."""
         self._one(

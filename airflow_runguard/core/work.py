@@ -420,7 +420,8 @@ def in_doubt(
     return InDoubt(
         f"In doubt: nobody knows whether {name} happened ({why}). It is not sent again blindly. {who}: look it up at "
         f"the vendor (`airflow runguard explain '{name}'` shows what to look for), then run `airflow runguard resolve "
-        f"'{name}' --happened [--result JSON]{call} --reason …` or `… --did-not-happen --reason …`.{early}",
+        f"'{name}' --happened [--result JSON]{call} --reason …` or "
+        f"`… --did-not-happen --as-of TIME --reason …`.{early}",
         retry=on_doubt != "ask",
         error=error,
         who=on_doubt,

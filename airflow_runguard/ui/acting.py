@@ -62,8 +62,17 @@ class Resolve(RecordChange):
     result: Annotated[Any, Field(description="only with `happened`; left out = no result is known")] = None
     force: bool = False
     as_of: Annotated[
-        AwareDatetime | None, Field(description="of the record, as it was looked at: later news are not answered")
+        AwareDatetime | None,
+        Field(
+            description="of the record, as it was looked at: younger doubt is not answered. `did_not_happen` needs it"
+        ),
     ] = None
+
+    @model_validator(mode="after")
+    def denies_what_was_seen(self) -> Self:
+        if self.answer == "did_not_happen" and self.as_of is None:
+            raise ValueError("did_not_happen has it sent again, so it needs as_of, as it was looked at")
+        return self
 
 
 class Reopen(RecordChange):

@@ -358,6 +358,7 @@ def test_p06_a_quota_awaits_what_is_under_way_and_waits_for_the_latest_of_the_wa
 
 def test_how_far_a_batch_is_stands_in_the_log_and_on_the_record_while_it_runs(ledger, sql, monkeypatch, caplog):
     monkeypatch.setattr(calling, "TELL_EVERY", 0.01)
+    monkeypatch.setattr(conduct, "CHUNK", 2)
     caplog.set_level("INFO")
 
     def so_far() -> dict[str, Any]:
@@ -369,7 +370,7 @@ def test_how_far_a_batch_is_stands_in_the_log_and_on_the_record_while_it_runs(le
             books.wait_until(lambda: so_far().get("left") == 2, "it is told how far the batch is")
         return NotApplied("declined") if item["id"] == "b" else "paid"
 
-    how = batches.run(ledger, invoices(*"abcd"), pay)
+    how = batches.run(ledger, invoices(*"ababcd"), pay)  # what two chunks of the list name is one item
     assert isinstance(how, Ended)
     line = "1 of 4 items done (0 of them before), 1 failed or in doubt, "
     assert any(line in told and told.endswith(" s to go.") for told in caplog.messages)
@@ -378,11 +379,13 @@ def test_how_far_a_batch_is_stands_in_the_log_and_on_the_record_while_it_runs(le
     }  # fmt: skip
 
 
-def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger):
+def test_stop_after_ends_the_batch_and_the_rest_is_not_burned(ledger, monkeypatch):
     pay = Counting(**{str(n): answered(422) for n in range(10)})
     assert isinstance(batches.run(ledger, invoices(*range(10)), pay, stop_after=3), Ended)
     assert len(pay.calls) == 3
-    how = batches.run(ledger, invoices(*range(10)), pay, what=batches.order("share"), stop_after_share=0.45)
+    monkeypatch.setattr(conduct, "CHUNK", 10)
+    twice = invoices(*range(10)) * 2
+    how = batches.run(ledger, twice, pay, what=batches.order("share"), stop_after_share=0.45)
     assert isinstance(how, Ended)
     assert len(pay.calls) == 3 + 5
 

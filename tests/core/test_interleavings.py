@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import psycopg
@@ -133,6 +134,40 @@ def test_p05_a_takeover_that_is_rolled_back_grants_the_waiting_intent(
     intent = a.waits(lambda: frozen.intent("charge", a.ledger))
     b.roll_back()
     assert intent.result(books.DEADLINE) == "run"
+
+
+# -- a question against a report -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call_is", ["in doubt", "open"])
+def test_p03_a_question_waits_for_a_report_that_is_being_written_so_that_its_answer_knows_of_it(
+    sessions: tuple[Session, Session], ledger: Ledger, sql: SQL, call_is: str
+) -> None:
+    """A stale holder reports that it was applied while the record is asked about. Whoever is asked before the report is
+    committed would not be told of it; an answer that is given as of that moment would deny it."""
+    a, b = sessions
+    stale = enter(a.ledger, ORDER)
+    stale.intent("charge")
+    books.expire(sql, stale.id)
+    ledger.sweep("sweep")
+    words = {"actor": "ann", "reason": "not in their books"}
+    assert ledger.resolve(stale.id, "did_not_happen", force=True, **words) == "ok"
+    second = enter(ledger, ORDER)
+    second.intent("charge")
+    if call_is == "in doubt":
+        second.outcome("charge", books.UNKNOWN)
+    second.settle(State.IN_DOUBT, books.UNKNOWN)
+    before = ledger.time_of_question(ORDER.identity)
+    a.begin()
+    stale.outcome("charge")
+    asking = b.waits(lambda: b.ledger.time_of_question(ORDER.identity))
+    a.commit()
+    at = asking.result(books.DEADLINE)
+    (call,) = ledger.calls(stale.id)
+    assert call.first_unknown_at is not None
+    assert before < call.first_unknown_at < at
+    denied = partial(ledger.resolve, stale.id, "did_not_happen", force=True, **words)
+    assert (denied(known_by=before), denied(known_by=at)) == ("moved", "ok")
 
 
 # -- what else may meet -----------------------------------------------------------------------------------------------
@@ -378,6 +413,27 @@ def test_p01_no_key_has_two_granted_intents_whoever_freezes_or_dies(ledger_url: 
     assert {key: n for key, n in granted.items() if n > 1} == {}
     assert seen["run"] > 0
     assert seen["lost"] > 0, "no stale intent was tried, so nothing was shown"
+
+
+def test_p12_a_freeze_is_in_force_although_another_is_thawed_in_the_same_moment(
+    sessions: tuple[Session, Session], ledger: Ledger
+) -> None:
+    """Who thaws counts what is left; it must not overlook one that is being set, or claims do not look for it."""
+    first, second = sessions
+    words = {"actor": "ann", "reason": "an incident"}
+    for begun, meanwhile in (("freeze", "thaw"), ("thaw", "freeze")):
+        assert ledger.freeze("namespace", "elsewhere", **words) == "ok"
+        acts: dict[str, Callable[[Ledger], str]] = {
+            "freeze": lambda book: book.freeze("all", **words),
+            "thaw": lambda book: book.thaw("namespace", "elsewhere", **words),
+        }
+        first.begin()
+        assert acts[begun](first.ledger) == "ok"
+        waiting = second.waits(lambda act=acts[meanwhile]: act(second.ledger))  # type: ignore[misc]
+        first.commit()
+        assert waiting.result(books.DEADLINE) == "ok"
+        assert ledger.claim(engine.order(f"{begun} first"), engine.holder()).verdict is Verdict.FROZEN
+        assert ledger.thaw("all", **words) == "ok"
 
 
 def test_p03_a_stale_outcome_is_kept_once_however_often_it_is_sent(ledger: Ledger, sql: SQL) -> None:

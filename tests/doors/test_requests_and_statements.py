@@ -66,7 +66,7 @@ def test_p03_a_500_is_in_doubt_and_spends_no_further_try(airflow):
     assert (run.state, run.tries) == ("failed", {"pay": 1})
     assert airflow.record().state is State.IN_DOUBT
     assert "airflow runguard resolve" in run.log
-    assert "--did-not-happen --reason" in run.log
+    assert "--did-not-happen --as-of TIME --reason" in run.log
     assert len(airflow.vendor.requests()) == 1
 
 

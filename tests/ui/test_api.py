@@ -259,6 +259,7 @@ def test_p03_what_a_stale_holder_reports_while_somebody_looks_it_up_is_not_denie
     ann = api.as_("ann")
     shown = ann.see(f"records/{first.id}")["record"]
     denied = body(second, answer="did_not_happen", force=True, as_of=shown["as_of"])
+    assert ann.post(f"records/{first.id}/resolve", {**denied, "as_of": None}).status_code == 422
     first.write(outcomes=[books.said("body")])
     refused = ann.post(f"records/{first.id}/resolve", denied)
     assert refused.status_code == 409, refused.text

@@ -117,6 +117,14 @@ select runguard.watching(%(name)s, %(waits)s::int)
 select count(*) > 0 as watched, coalesce(sum(w.waits), 0)::int as waits
   from runguard.watcher w where w.at > clock_timestamp() - make_interval(secs => %(fresh)s)
 
+-- The time of a question. Whoever is changing the record is waited for (a share lock waits for every change, a key share
+-- lock would not): so what is not seen after this came to be known later. The clock is read when the lock is held.
+-- name: time_of_question
+with held as materialized (
+    select r.id from runguard.record r
+     where r.deployment = %(deployment)s and r.namespace = %(namespace)s and r.key = %(key)s for share)
+select clock_timestamp() as at from (select count(*) from held) waited
+
 -- name: ask
 select runguard.ask(%(record_id)s, %(generation)s::int, %(fence)s::bigint, %(ti_id)s, %(dag_id)s, %(task_id)s, %(run_id)s, %(map_index)s::int, %(at)s, %(actor)s)
 

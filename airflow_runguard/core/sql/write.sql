@@ -55,10 +55,10 @@ begin
            first_unknown_at = clock_timestamp(), error = 'a stale holder reports that it was applied'
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call
        and c.state not in ('started', 'in_doubt');          -- those are unknown already, and their own caller may answer
-    -- An answer from before this speaks of it no more; nor does that of one who calls it now, unless it happened. What was
-    -- applied under an earlier key is neither sent again nor denied under the present one: a person decides.
-    update runguard.call c set first_unknown_at = case when c.state = 'in_doubt' then clock_timestamp() else c.first_unknown_at end,
-           late_applied = true,
+    -- An answer from before this speaks of it no more, also where it is still open (its record may be in doubt); nor does
+    -- that of one who calls it now, unless it happened. What was applied under an earlier key is neither sent again nor
+    -- denied under the present one: a person decides.
+    update runguard.call c set first_unknown_at = clock_timestamp(), late_applied = true,
            earlier_key = c.earlier_key or r.generation <> p_generation or c.final or (c.fence <> p_fence and c.attempt > 1)
      where c.record_id = r.id and c.generation = r.generation and c.name = p_call and c.state in ('started', 'in_doubt');
     if r.state = 'running' and r.calls = 'batch' and exists (select from runguard.call c
