@@ -118,6 +118,12 @@ def _http_in_the_worker(operator: Any) -> None:
     operator.deferrable = False
 
 
+IN_THE_TRIGGERER = Adapter(
+    refused="it sends from the triggerer, which sends again after a restart; make the request in a function of your "
+    "own (guarded_task)"
+)
+AZURE = "airflow.providers.microsoft.azure.operators"
+
 RESUMABLE = Adapter(known=True, job=ResumableJob())
 
 ADAPTERS: Mapping[str, Adapter] = {
@@ -140,6 +146,9 @@ ADAPTERS: Mapping[str, Adapter] = {
     "airflow.providers.common.sql.operators.sql.SQLExecuteQueryOperator": Adapter(
         arguments=_fields("sql", "parameters", "database"), known=True
     ),
+    f"{AZURE}.msgraph.MSGraphAsyncOperator": IN_THE_TRIGGERER,
+    f"{AZURE}.powerbi.PowerBIDatasetRefreshOperator": IN_THE_TRIGGERER,
+    f"{AZURE}.analysis_services.AzureAnalysisServicesRefreshOperator": IN_THE_TRIGGERER,
     "airflow.providers.standard.operators.empty.EmptyOperator": Adapter(
         refused="the scheduler marks it successful without running it"
     ),
