@@ -374,8 +374,9 @@ def _refused(claim: Claim, order: Order) -> str:
         fields = ", ".join(claim.differing) or "their canonical form"
         return (
             f"{name} was begun with another payload; these differ: {fields}. No call was made and the record is as it "
-            f"was. If the change is meant, run `airflow runguard accept-payload '{name}' --reason …`; if it is other "
-            "work, give it a key of its own."
+            f"was. If it is the same work in other words, run `airflow runguard accept-payload '{name}' --reason …` "
+            "(what is done is then given back, and nothing is sent for the new payload); if it is other work, give it "
+            "a key of its own."
         )
     if claim.reason == "calls":
         return (
