@@ -64,10 +64,10 @@ KEY_OF_A_CALL = "Say vendor_key_as='…' in guard.call: the name under which the
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
-CHECK_IT = "Where such an answer is a success, say so (HttpOperator: response_check=…)."
 IN_THREADS = "Make calls in the task's own process; guard.map makes them side by side, in threads."
 OTHER_WORK = "Call {!r} is done, and this body asks for it again with other arguments: that was not made."
 NAMES = "Give each call a name of its own, by its content: guard.call(f'charge {invoice_id}', …)."
+CHECK_IT = "Where such an answer is a success, say so (HttpOperator: response_check=…)."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 

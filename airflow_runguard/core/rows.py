@@ -81,16 +81,7 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "calls": order.calls,
         "store_result": order.store_result,
         "on_doubt": order.on_doubt,
-        "nonce": holder.nonce,
-        "ti_id": holder.ti_id,
-        "dag_id": holder.dag_id,
-        "task_id": holder.task_id,
-        "run_id": holder.run_id,
-        "try_number": holder.try_number,
-        "map_index": holder.map_index,
-        "host": holder.host,
-        "pid": holder.pid,
-        "actor": str(holder),
+        **_holder_parameters(holder),
         "run_at": order.run_at,
         "lease": order.lease,
         "max_hold": order.max_hold,
@@ -102,6 +93,21 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "currency": order.currency,
         "gate": order.gate,
         **pause_parameters(order),
+    }
+
+
+def _holder_parameters(holder: Holder) -> dict[str, Any]:
+    return {
+        "nonce": holder.nonce,
+        "ti_id": holder.ti_id,
+        "dag_id": holder.dag_id,
+        "task_id": holder.task_id,
+        "run_id": holder.run_id,
+        "try_number": holder.try_number,
+        "map_index": holder.map_index,
+        "host": holder.host,
+        "pid": holder.pid,
+        "actor": str(holder),
     }
 
 
@@ -156,16 +162,8 @@ def observe_parameters(
         "payload_readable": clean(json.dumps(dict(payload.readable), sort_keys=True, default=str)) if payload else "{}",
         "store_result": order.store_result if order else "none",
         "what": what,
+        **_holder_parameters(holder),
         "nonce": f"{OBSERVER}{holder.ti_id or holder.nonce}",
-        "ti_id": holder.ti_id,
-        "dag_id": holder.dag_id,
-        "task_id": holder.task_id,
-        "run_id": holder.run_id,
-        "try_number": holder.try_number,
-        "map_index": holder.map_index,
-        "host": holder.host,
-        "pid": holder.pid,
-        "actor": str(holder),
         "max_hold": max_hold,
         "partition": partition,
         "class": failure.failure_class.value if failure else None,
