@@ -26,7 +26,7 @@ NEVER_ORDER = ("headers", "env", "environment")
 def _template_fields(operator: BaseOperator) -> dict[str, Any]:
     names = [name for name in operator.template_fields if name not in NEVER_ORDER and not name.endswith("conn_id")]
     fields = {name: getattr(operator, name, None) for name in names}
-    return {name: value for name, value in fields.items() if not _comes_later(value)}
+    return {name: value for name, value in fields.items() if not comes_later(value)}
 
 
 def _fields(*names: str) -> Callable[[BaseOperator], dict[str, Any]]:
@@ -34,12 +34,12 @@ def _fields(*names: str) -> Callable[[BaseOperator], dict[str, Any]]:
 
     def order(operator: BaseOperator) -> dict[str, Any]:
         fields = {name: getattr(operator, name, None) for name in names}
-        return _template_fields(operator) if any(map(_comes_later, fields.values())) else fields
+        return _template_fields(operator) if any(map(comes_later, fields.values())) else fields
 
     return order
 
 
-def _comes_later(value: Any) -> bool:
+def comes_later(value: Any) -> bool:
     """Whether a field is set only when the operator runs."""
     return type(value).__name__ == "SetDuringExecution"
 
@@ -118,6 +118,12 @@ def _http_in_the_worker(operator: Any) -> None:
     operator.deferrable = False
 
 
+IN_THE_TRIGGERER = Adapter(
+    refused="it sends from the triggerer, which sends again after a restart; make the request in a function of your "
+    "own (guarded_task)"
+)
+AZURE = "airflow.providers.microsoft.azure.operators"
+
 RESUMABLE = Adapter(known=True, job=ResumableJob())
 
 ADAPTERS: Mapping[str, Adapter] = {
@@ -140,6 +146,9 @@ ADAPTERS: Mapping[str, Adapter] = {
     "airflow.providers.common.sql.operators.sql.SQLExecuteQueryOperator": Adapter(
         arguments=_fields("sql", "parameters", "database"), known=True
     ),
+    f"{AZURE}.msgraph.MSGraphAsyncOperator": IN_THE_TRIGGERER,
+    f"{AZURE}.powerbi.PowerBIDatasetRefreshOperator": IN_THE_TRIGGERER,
+    f"{AZURE}.analysis_services.AzureAnalysisServicesRefreshOperator": IN_THE_TRIGGERER,
     "airflow.providers.standard.operators.empty.EmptyOperator": Adapter(
         refused="the scheduler marks it successful without running it"
     ),

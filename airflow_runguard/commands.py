@@ -281,7 +281,10 @@ def broken_line(ledger: Ledger, record: Record) -> Data:
 
 def accept_payload(ledger: Ledger, record: Record, *, actor: str, reason: str) -> Data:
     """Let the next try bring another payload under the same key."""
-    return changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
+    told = changed(ledger, record, ledger.accept_payload(record.id, actor=actor, reason=reason))
+    if record.state is State.DONE:
+        return {**told, "said": f"{told['said']} Its old result is given back; nothing is sent for the new payload."}
+    return told
 
 
 def accept_payload_of_items(ledger: Ledger, record: Record, chosen: Selection, *, actor: str, reason: str) -> Data:

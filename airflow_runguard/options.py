@@ -20,7 +20,8 @@ DEPTHS = ("observe", "ledger", "lease", "auto")
 
 ON_DOUBT = (
     "This task is one body in which any error may come after the effect, so it must say what then: "
-    "on_doubt='ask' (the task parks and a person is asked), on_doubt='replay' (repeat it under the same vendor key), "
+    "on_doubt='ask' (the task parks and a person is asked), on_doubt='replay' (repeat it; hand the vendor its key, "
+    "{{ guard.idempotency_key }}, so that twice is once), "
     "or on_doubt=a function that asks the vendor. Or make the calls explicit: take `guard` as the first parameter and "
     "wrap the request in guard.call."
 )

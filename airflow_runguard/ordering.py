@@ -12,12 +12,13 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from airflow_runguard import series
-from airflow_runguard.adapters import Adapter, adapter_for
+from airflow_runguard.adapters import Adapter, adapter_for, comes_later
 from airflow_runguard.config import Settings
 from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.record import Order, Payload
 from airflow_runguard.core.series import Place
+from airflow_runguard.core.work import KEYLESS
 from airflow_runguard.masking import Hide, hider
 from airflow_runguard.options import Guard, check_mapped, seconds
 from airflow_runguard.rendering import render_key
@@ -123,12 +124,16 @@ class Ordering:
         """Each ``{{ guard.idempotency_key }}`` must stand where its stand-in can be found and replaced. One that a
         filter changed or an object hides would go out as it is: one key for every customer."""
         wanted = getattr(self.operator, "_guard_key_reads", 0)
-        found = sum(_stand_ins(getattr(self.operator, name, None)) for name in self.operator.template_fields)
+        fields = [getattr(self.operator, name, None) for name in self.operator.template_fields]
+        found = sum(map(_stand_ins, fields))
         if found < wanted:
             raise PlanningError(
                 "{{ guard.idempotency_key }} was changed by a filter, or stands where it cannot be filled in.",
                 "Use it as it is, in text, lists and dicts. No call was made.",
             )
+        keyless = not found and not any(map(comes_later, fields))
+        if keyless and self.guard.on_doubt == "replay" and self.guard.calls == "body":
+            self.operator.log.warning("RunGuard: %s %s", KEYLESS, "Put {{ guard.idempotency_key }} where it is sent.")
 
     def _named(self) -> str:
         if self.guard.key is None:

@@ -497,7 +497,9 @@ def test_p11_another_payload_is_accepted_by_a_person_only_where_the_old_ones_eff
     doubt(ledger, "open")
     books.bring(ledger, State.DONE, engine.order("closed"))
     assert ask("accept-payload", "open", "--reason", "r").code == 1
-    assert ask("accept-payload", "closed", "--reason", "the price list changed").code == 0
+    accepted = ask("accept-payload", "closed", "--reason", "the price list changed")
+    assert accepted.code == 0
+    assert "nothing is sent for the new payload" in accepted.data["said"]
 
 
 def test_rename_keeps_the_namespace_unless_another_is_said(ask: Type, ledger: Ledger) -> None:

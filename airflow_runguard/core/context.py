@@ -40,6 +40,7 @@ from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
     IN_SQL,
+    KEYLESS,
     THAW,
     Done,
     Ended,
@@ -588,6 +589,8 @@ class GuardContext:
         return answer
 
     def _with_key(self, go: Go, vendor_key_as: str | None, arguments: dict[str, Any]) -> dict[str, Any]:
+        if vendor_key_as is None and self._work.order.on_doubt == "replay":
+            log.warning("%s Call of %s: %s", KEYLESS, self._claim.identity, KEY_OF_A_CALL)
         return {**arguments, vendor_key_as: go.vendor_key} if vendor_key_as else arguments
 
     def _vendor_key(self, name: str, attempt: int) -> str:

@@ -275,6 +275,10 @@ BRING_BACK = (
     "Let the class that it is of be found again where it was (leave an alias under its old name, and allow it in "
     "[core] allowed_deserialization_classes), then clear the task. Ordering it anew would make the call again."
 )
+KEYLESS = (
+    "on_doubt='replay' sends again what is in doubt, but the vendor is given no key here by which it could know the "
+    "second time: unless the same request twice has one effect, that is a second charge."
+)
 THAW = "`airflow runguard thaw … --reason …` lets it go on."
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -370,8 +374,9 @@ def _refused(claim: Claim, order: Order) -> str:
         fields = ", ".join(claim.differing) or "their canonical form"
         return (
             f"{name} was begun with another payload; these differ: {fields}. No call was made and the record is as it "
-            f"was. If the change is meant, run `airflow runguard accept-payload '{name}' --reason …`; if it is other "
-            "work, give it a key of its own."
+            f"was. If it is the same work in other words, run `airflow runguard accept-payload '{name}' --reason …` "
+            "(what is done is then given back, and nothing is sent for the new payload); if it is other work, give it "
+            "a key of its own."
         )
     if claim.reason == "calls":
         return (

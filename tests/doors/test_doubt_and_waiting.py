@@ -266,6 +266,23 @@ def test_p03_replay_repeats_under_the_same_vendor_key(airflow, charge):
     assert (run.state, run.result("pay")) == ("success", effect.id)
     assert len({request.key for request in airflow.vendor.requests()}) == 1
     assert len(airflow.vendor.requests()) == 2
+    assert "given no key" not in run.log
+
+
+def test_p03_replay_without_a_vendor_key_is_warned_of(airflow, charge, caplog):
+    with airflow.dag() as dag:
+
+        @guarded_task(on_doubt="replay")
+        def body() -> Any:
+            return charge()["id"]
+
+        @guarded_task(on_doubt="replay")
+        def explicit(guard) -> Any:
+            return guard.call("charge", charge)["id"]
+
+        body() >> explicit()
+    assert "Put {{ guard.idempotency_key }} where it is sent" in airflow.run(dag).log
+    assert "the vendor is given no key" in caplog.text
 
 
 # -- errors and signals around the call (R44) --------------------------------------------------------------------------

@@ -41,6 +41,15 @@ def of_a_guarded_class(name: str) -> type:
     return type("Pays", (guarded(PythonOperator),), {name: lambda self, *how: None})
 
 
+def provider_operator(path: str) -> type:
+    """As a provider that is not installed here has it."""
+    module, _, name = path.rpartition(".")
+    return type(name, (BaseOperator,), {"__module__": module, "__qualname__": name, "execute": lambda self, c: None})
+
+
+GRAPH = "airflow.providers.microsoft.azure.operators.msgraph.MSGraphAsyncOperator"
+
+
 class Async(BaseOperator):
     async def execute(self, context: Any) -> None: ...
 
@@ -56,6 +65,7 @@ ASK = Guard(on_doubt="ask")
     [
         (lambda: guarded(EmptyOperator), "EmptyOperator cannot be guarded: the scheduler marks it successful"),
         (lambda: guarded(TriggerDagRunOperator), "TriggerDagRunOperator cannot be guarded: .* trigger_run_id"),
+        (lambda: guarded(provider_operator(GRAPH)), "MSGraphAsyncOperator cannot be guarded: it sends from the trigg"),
         (lambda: guarded(EmptyOperator(task_id="t")), "the scheduler marks it successful"),
         (lambda: guarded(FromTrigger)(task_id="t", guard=ASK), "start_from_trigger begins in the triggerer"),
         (lambda: guarded(FromTrigger(task_id="t"), ASK), "start_from_trigger begins in the triggerer"),
