@@ -19,15 +19,24 @@ def never_ran(value: object) -> bool:
     return inspect.isasyncgen(value)
 
 
-LAZY = (Awaitable, Generator, AsyncGenerator, map, filter, zip)
+LAZY = (Generator, AsyncGenerator, map, filter, zip)
+
+
+def may_come(value: object) -> bool:
+    """Whether it stands for work that may still come: a future of whatever library, or anything else to be awaited."""
+    return isinstance(value, Awaitable) or hasattr(value, "add_done_callback")
 
 
 def unfinished(value: object) -> bool:
-    """Whether work may hide in a value that did not run, or that may still come: a future, a coroutine, what yields, or
-    a list of such."""
+    """Whether work may hide in what a body, or an item of a batch, gave back: it may still come, or runs when somebody
+    iterates, also the first of a list.
+
+    More than :func:`accept` refuses: such a value is only stored, so nobody would iterate. With what `guard.call` gives
+    back the function goes on, and clients hand out lazy pages of a request that was made.
+    """
     if isinstance(value, list | tuple):
         return any(map(unfinished, value[:1]))
-    return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
+    return isinstance(value, LAZY) or may_come(value)
 
 
 def accept(what: str, value: object) -> None:
@@ -38,8 +47,8 @@ def accept(what: str, value: object) -> None:
         raise value
     if never_ran(value):
         raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
-    if hasattr(value, "add_done_callback"):
-        raise PlanningError(f"{what} got a future, whose work may still come.", WAIT_FOR_IT)
+    if may_come(value):
+        raise PlanningError(f"{what} got a {type(value).__name__}, whose work may still come.", WAIT_FOR_IT)
 
 
 def chain(error: BaseException) -> list[BaseException]:

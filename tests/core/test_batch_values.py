@@ -75,6 +75,33 @@ def test_p09_a_body_that_gives_a_future_back_is_in_doubt(ledger: Ledger) -> None
     assert found.state is State.IN_DOUBT
 
 
+class Deferred:
+    """What some clients give back for a request that they begin when it is awaited; no coroutine of Python's."""
+
+    def __await__(self) -> Any:
+        yield
+
+
+def test_p09_a_call_that_gives_back_what_is_still_to_be_awaited_is_in_doubt_and_lazy_pages_are_a_result(
+    ledger: Ledger,
+) -> None:
+    def calls(context: guard.GuardContext) -> int:
+        return sum(1 for _ in context.call("list", lambda: map(str, [1])))
+
+    pages = guard.run(
+        ledger, Leases(None, ledger.installation), engine.work(engine.order("p", calls="explicit"), calls)
+    )
+    assert pages == guard.Done(1, replayed=False)
+    for later in (concurrent.futures.Future, Deferred):
+        what = engine.order(later.__name__, calls="explicit")
+        body = engine.work(what, lambda context, later=later: context.call("send", later))
+        how = guard.run(ledger, Leases(None, ledger.installation), body)
+        assert f"got a {later.__name__}, whose work may still come" in str(how)
+        found = ledger.get(what.identity)
+        assert found is not None
+        assert found.state is State.IN_DOUBT
+
+
 @pytest.mark.parametrize(
     "empty", [None, "", "  \n", b"", [], {}, collections.deque(), collections.UserDict()], ids=repr
 )
