@@ -244,7 +244,7 @@ class ObservedContext(GuardContext):
     def failure_of(self, error: BaseException) -> Failure:
         """What is known after an error: nothing where a call may have happened."""
         if self.body_is_call:
-            return of_body(error, self._work, self)
+            return of_body(error, self.classified(error), self._work, self)
         if not self._calls:
             return NOTHING_CALLED
         if self._calls == len(self._failed_calls) == 1:
