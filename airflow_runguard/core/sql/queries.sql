@@ -380,19 +380,32 @@ select 'done', null, count(distinct n.name), null from runguard.listed l, unnest
 select c.*, runguard.attachable(c) as attachable from runguard.call c
  where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.name > %(after)s
    and (%(state)s::text is null and %(names)s::text[] is null or runguard.selected(c, %(state)s, %(class)s, %(names)s::text[]))
-   and (%(planned)s::bigint is null or c.planned = %(planned)s
-        or c.state = 'done' and c.name in (select unnest(l.names) from runguard.listed l
-                                            where l.record_id = %(record_id)s and l.fence = %(planned)s))
+   and (%(planned)s::bigint is null or c.planned = %(planned)s)
  order by c.name limit %(limit)s
+
+-- The next names that the list of one entry named of what is done. A list lies in no order, so each asking reads all of it:
+-- ask for many. A name that it has twice comes twice.
+-- name: names_of_list
+select x.name from (
+    select c.name::text from runguard.call c
+     where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.planned = %(planned)s
+       and c.state = 'done' and c.name > %(after)s
+    union all
+    select n.name from runguard.listed l, unnest(l.names) n (name)
+     where l.record_id = %(record_id)s and l.fence = %(planned)s and n.name > %(after)s) x
+ order by x.name limit %(limit)s
+
+-- name: done_items
+select c.* from unnest(%(names)s::text[]) n (name) join runguard.call c on c.name = n.name
+ where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.state = 'done' order by c.name
 
 -- How many items are done, how many of them the list of one entry named, and whether what it named is still known of those
 -- that were done before.
 -- name: done_of_list
-select count(*) as done,
-       count(*) filter (where c.planned = %(planned)s or c.name in (select unnest(l.names) from runguard.listed l
-                                            where l.record_id = %(record_id)s and l.fence = %(planned)s)) as named,
+select count(*) as done, count(*) filter (where c.planned = %(planned)s or n.name is not null) as named,
        exists (select from runguard.listed l where l.record_id = %(record_id)s and l.fence = %(planned)s) as kept
-  from runguard.call c
+  from runguard.call c left join (select distinct n.name from runguard.listed l, unnest(l.names) n (name)
+                                   where l.record_id = %(record_id)s and l.fence = %(planned)s) n on n.name = c.name
  where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.state = 'done'
 
 -- name: resolve_items
