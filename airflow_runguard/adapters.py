@@ -25,11 +25,23 @@ NEVER_ORDER = ("headers", "env", "environment")
 
 def _template_fields(operator: BaseOperator) -> dict[str, Any]:
     names = [name for name in operator.template_fields if name not in NEVER_ORDER and not name.endswith("conn_id")]
-    return {name: getattr(operator, name, None) for name in names}
+    fields = {name: getattr(operator, name, None) for name in names}
+    return {name: value for name, value in fields.items() if not _comes_later(value)}
 
 
 def _fields(*names: str) -> Callable[[BaseOperator], dict[str, Any]]:
-    return lambda operator: {name: getattr(operator, name, None) for name in names}
+    """These fields; where a function makes one of them when it runs (``@task.sql``), its arguments are the order."""
+
+    def order(operator: BaseOperator) -> dict[str, Any]:
+        fields = {name: getattr(operator, name, None) for name in names}
+        return _template_fields(operator) if any(map(_comes_later, fields.values())) else fields
+
+    return order
+
+
+def _comes_later(value: Any) -> bool:
+    """Whether a field is set only when the operator runs."""
+    return type(value).__name__ == "SetDuringExecution"
 
 
 def _python_arguments(operator: BaseOperator) -> dict[str, Any]:
@@ -62,8 +74,10 @@ class Adapter:
     """
     :param arguments: the order of a rendered operator, by field.
     :param single_request: whether it makes exactly one request, so that its error speaks for the effect.
-    :param takes_answer: the method that is given the answer to that request. What is raised once it has begun (by a
-        check or a filter of the author's, which may ask the vendor more) says nothing about what was sent before.
+    :param takes_answer: the method that is given the answer to that request, as ``response``. What is raised once it
+        has begun (by a check or a filter of the author's, which may ask the vendor more) says nothing about what was
+        sent before.
+    :param checks_answer: whether the author says which answer is a success; else the classifier reads it.
     :param prepare: makes a parsed operator guardable, or raises :class:`PlanningError`.
     :param known: an error needs no ``on_doubt`` from the author: asking is the default.
     :param job: how its job is kept and attached to, where it submits one and waits for it.
@@ -73,6 +87,7 @@ class Adapter:
     arguments: Callable[[BaseOperator], Mapping[str, Any]] = _template_fields
     single_request: Callable[[BaseOperator], bool] = lambda operator: False
     takes_answer: str = ""
+    checks_answer: Callable[[Any], bool] = lambda operator: False
     prepare: Callable[[BaseOperator], None] = lambda operator: None
     known: bool = False
     job: JobAdapter | None = None
@@ -92,6 +107,12 @@ def _http_is_single(operator: Any) -> bool:
     return not any(cls.__module__ != ours and HTTP_SENDS & vars(cls).keys() for cls in heirs)
 
 
+def _http_order(operator: Any) -> dict[str, Any]:
+    handed_on = getattr(operator, "request_kwargs", None) or {}  # newer than some versions of the provider
+    order = {name: getattr(operator, name) for name in ("endpoint", "method", "data")}
+    return order | {name: handed_on[name] for name in ("json", "params") if name in handed_on}
+
+
 def _http_in_the_worker(operator: Any) -> None:
     # Deferrable, it would send from the triggerer, which sends again after a restart; on the worker it is one request.
     operator.deferrable = False
@@ -109,9 +130,10 @@ ADAPTERS: Mapping[str, Adapter] = {
     ),
     "airflow.providers.standard.operators.python.PythonOperator": Adapter(arguments=_python_arguments),
     HTTP: Adapter(
-        arguments=_fields("endpoint", "method", "data"),
+        arguments=_http_order,
         single_request=_http_is_single,
         takes_answer="process_response",
+        checks_answer=lambda operator: operator.response_check is not None,
         prepare=_http_in_the_worker,
         known=True,
     ),

@@ -32,6 +32,7 @@ from airflow_runguard.decorators import _GuardedTaskDecorator
 from airflow_runguard.entry import Entry
 from airflow_runguard.operators import GuardMixin, with_defaults
 from airflow_runguard.options import BatchGuard, BatchOptions
+from airflow_runguard.ordering import as_read
 from airflow_runguard.rendering import render_key
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class BatchEntry(Entry):
         return arguments
 
     def _payload(self) -> Payload:
-        return payloads.payload(self._arguments())
+        return payloads.payload(as_read(self._arguments()))
 
     def _depth(self) -> str | None:
         """A batch goes on by what the ledger has of its items, so where all is only observed it is guarded all the

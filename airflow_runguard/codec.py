@@ -20,7 +20,8 @@ PLAIN = (str, int, float, bool, type(None))
 class Answer:
     """What a task gave: its value, its own XComs by key, or the decision that it raised.
 
-    :param raised: ``skip`` or ``skip_downstream``; ``value`` is then what the exception carried.
+    :param raised: ``skip`` or ``skip_downstream``, where ``value`` is what the exception carried; ``decided``, where it
+        is what a branch or short circuit was told, and what is skipped follows from it.
     """
 
     value: Any

@@ -92,6 +92,8 @@ class Entry(Ordering):
         self.starts_anew = starts_anew
         self.began = self.deferrable = False
         self.xcoms: dict[str, Any] = {}
+        self.returned: list[Any] = []
+        """What the function of a Python operator returned, before Airflow did anything else with it."""
 
     def run(self, start: Callable[[], Any], resume: Callable[[], Any] | None = None) -> Any:
         """
@@ -108,7 +110,7 @@ class Entry(Ordering):
             raise AirflowFailException(str(error)) from error
         if not options.enabled:
             off = "[runguard] enabled = false here: nothing is called until it is true again, and nothing unguarded."
-            return self.answer(core.Waiting(off, limited=False), options)
+            return self.answer(core.Waiting(off, limited=False), options, start)
         try:
             with ExitStack() as opened:
                 ledger = Ledger(connect_ledger(options), deployment=order.identity.deployment)
@@ -127,7 +129,7 @@ class Entry(Ordering):
             # A Connection may be missing only because the API server did not answer: Airflow's own retries apply.
             raise AirflowException(str(error)) from error
         measures.count(how, {"dag_id": self.ti.dag_id, "task_id": self.ti.task_id})
-        return self.answer(how, options)
+        return self.answer(how, options, start)
 
     # -- observing ---------------------------------------------------------------------------------------------------
 
@@ -317,8 +319,7 @@ class Entry(Ordering):
         goes_on = resume is not None and (observed or guard.reentered or not guard.body_is_call)
         body = resume if resume is not None and goes_on else start
         self.began = True
-        object.__setattr__(self.operator, "_guard_context", guard)
-        with self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return() as returned:
+        with self._running(guard), self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return():
             try:
                 if self.adapter.job is not None and guard.body_is_call and goes_on:
                     with guard.jobs.following(guard.jobs.submitted()):
@@ -328,10 +329,11 @@ class Entry(Ordering):
                 else:
                     value = body()
             except BrokenPipeError:
-                if not returned:
+                decides = getattr(self.operator, "inherits_from_skipmixin", False)  # and that comes after
+                if not self.returned or decides:
                     raise
                 # The supervisor is gone, and with it the pipe that Airflow logs "Done" to: the function had returned.
-                value = returned[-1]
+                value = self.returned[-1]
             except TaskDeferred as deferral:
                 if getattr(deferral.trigger, "end_from_trigger", False) and not observed:
                     # The task would end without coming back, and nobody could book its outcome: it may not begin.
@@ -351,23 +353,28 @@ class Entry(Ordering):
         return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
 
     @contextmanager
-    def _recorded_return(self) -> Iterator[list[Any]]:
-        """What the function of a Python operator returned, before Airflow did anything else with it."""
-        returned: list[Any] = []
+    def _running(self, guard: core.GuardContext) -> Iterator[None]:
+        """The operator knows the guard of its body: to stop it, and to render with."""
+        object.__setattr__(self.operator, "_guard_context", guard)
+        try:
+            yield
+        finally:
+            object.__delattr__(self.operator, "_guard_context")
+
+    @contextmanager
+    def _recorded_return(self) -> Iterator[None]:
+        """Note what the function of a Python operator returned."""
         run = getattr(self.operator, "execute_callable", None)
         if run is None:
-            yield returned
+            yield
             return
 
         def execute_callable() -> Any:
-            returned.append(run())
-            return returned[-1]
+            self.returned.append(run())
+            return self.returned[-1]
 
-        object.__setattr__(self.operator, "execute_callable", execute_callable)
-        try:
-            yield returned
-        finally:
-            object.__delattr__(self.operator, "execute_callable")
+        with jobs.replaced(self.operator, "execute_callable", execute_callable):
+            yield
 
     @contextmanager
     def _recorded_answer(self, guard: core.GuardContext) -> Iterator[None]:
@@ -379,6 +386,8 @@ class Entry(Ordering):
         take = getattr(self.operator, name)
 
         def taken(*args: Any, **kwargs: Any) -> Any:
+            if not self.adapter.checks_answer(self.operator):
+                guard.read(kwargs["response"] if "response" in kwargs else args[-1])
             guard.answered = True
             return take(*args, **kwargs)
 
@@ -402,13 +411,14 @@ class Entry(Ordering):
 
     # -- out -------------------------------------------------------------------------------------------------------
 
-    def answer(self, how: core.How, options: Settings) -> Any:
+    def answer(self, how: core.How, options: Settings, start: Callable[[], Any]) -> Any:
         match how:
             case core.Done(value=value, replayed=replayed):
                 answer = value if isinstance(value, codec.Answer) else codec.Answer(value)
                 if replayed:
                     self.say(logging.INFO, "Done before: nothing was called, the stored result is given back.")
                     self._restore(answer)
+                    return self._decided(answer, start)
                 return answer.value
             case core.Waiting():
                 self.wait(how, options)
@@ -426,6 +436,22 @@ class Entry(Ordering):
         if answer.raised == "skip_downstream":
             tasks = [tuple(task) if isinstance(task, list) else task for task in answer.value]
             raise DownstreamTasksSkipped(tasks=tasks)  # type: ignore[no-untyped-call]
+
+    def _decided(self, answer: codec.Answer, start: Callable[[], Any]) -> Any:
+        """The stored value; of a branch or short circuit what follows from it, since a person may have given it."""
+        if self._decides():
+            with jobs.replaced(self.operator, "execute_callable", lambda: answer.value):
+                return start()
+        return answer.value
+
+    def _decides(self) -> bool:
+        """Whether it is a branch or short circuit that only asks its function and decides: all of it is Airflow's."""
+        if not (
+            getattr(self.operator, "inherits_from_skipmixin", False) and hasattr(self.operator, "execute_callable")
+        ):
+            return False
+        own = (vars(kind)["execute"].__module__ for kind in type(self.operator).__mro__ if "execute" in vars(kind))
+        return all(module.startswith(("airflow.", "airflow_runguard.")) for module in own)
 
     def wait(self, how: core.Waiting, options: Settings) -> None:
         """Come back later without a worker slot and without spending a retry."""
@@ -505,6 +531,10 @@ class Entry(Ordering):
             case AirflowSkipException():
                 return core.Decision(codec.Answer(str(error), self.xcoms, raised="skip"))
             case DownstreamTasksSkipped():
+                if (
+                    self.returned and self._decides()
+                ):  # what follows from it is asked anew: the DAG may have other tasks by then
+                    return core.Decision(codec.Answer(self.returned[-1], self.xcoms, raised="decided"))
                 return core.Decision(codec.Answer(list(error.tasks), self.xcoms, raised="skip_downstream"))
         return None
 

@@ -45,10 +45,13 @@ def with_defaults(constructor: F) -> F:
 
 
 class _TemplateGuard:
-    """``guard`` in templates."""
+    """``guard`` in templates.
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    :param running: the guard of the body that renders its fields itself, where one does (``@task.bash``).
+    """
+
+    def __init__(self, guard: Guard, running: core.GuardContext | None) -> None:
+        self._guard, self._running = guard, running
         self.reads = 0
 
     @property
@@ -58,6 +61,8 @@ class _TemplateGuard:
                 "{{ guard.idempotency_key }} is the key of a body that is one call; here each call has its own.",
                 "Hand it over with guard.call(name, fn, vendor_key_as='idempotency_key').",
             )
+        if self._running is not None:
+            return self._running.idempotency_key
         self.reads += 1
         return VENDOR_KEY
 
@@ -68,6 +73,17 @@ class GuardMixin(_Operator):
     guard: Guard
     _entry: type[Entry] = Entry
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for method in ("execute", "resume_execution"):
+            owner = next(kind for kind in cls.__mro__ if method in vars(kind))
+            if owner is not GuardMixin:
+                raise PlanningError(
+                    f"{cls.__name__} is made of a guarded class and has its own {method}, which would run past "
+                    "the guard, again with every try.",
+                    f"Derive it from the operator itself, and guard it: guarded({cls.__name__})(…).",
+                )
+
     @with_defaults
     def __init__(self, *, guard: Guard | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -76,11 +92,19 @@ class GuardMixin(_Operator):
     @classmethod
     def partial(cls, *, guard: Guard | None = None, **kwargs: Any) -> Any:
         check_mapped(guard, cls)
+        _check_start(kwargs.get("start_from_trigger", cls.start_from_trigger))
         return super().partial(guard=guard, **kwargs)
 
-    def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
-        guard = _TemplateGuard(self.guard)
-        super().render_template_fields(cast("Context", {**context, "guard": guard}), jinja_env)
+    def _do_render_template_fields(
+        self, parent: Any, template_fields: Any, context: Context, jinja_env: Any, seen_oids: set[int]
+    ) -> None:
+        """What Airflow calls for any task, also one of a mapped task; and for what is inside a field."""
+        if parent is not self:
+            super()._do_render_template_fields(parent, template_fields, context, jinja_env, seen_oids)
+            return
+        guard = _TemplateGuard(self.guard, getattr(self, "_guard_context", None))
+        within = cast("Context", {**context, "guard": guard})
+        super()._do_render_template_fields(parent, template_fields, within, jinja_env, seen_oids)
         object.__setattr__(self, "_guard_key_reads", guard.reads)
 
     def execute(self, context: Context) -> Any:
@@ -148,6 +172,7 @@ def guarded(operator: Any, guard: Guard | None = None) -> Any:
         return operator
     if isinstance(operator, MappedOperator):
         check_mapped(guard, operator.operator_class)
+        _check_start(operator.start_from_trigger)
         operator.operator_class = guarded_class(operator.operator_class)
         operator.partial_kwargs["guard"] = guard
         return operator
@@ -225,10 +250,14 @@ def for_function(guard: Guard, takes_guard: bool) -> Guard:
     return replace(guard, calls="explicit") if takes_guard else guard
 
 
+def _check_start(from_trigger: bool) -> None:
+    if from_trigger:
+        raise PlanningError("start_from_trigger begins in the triggerer, past the guard.", "Set it to False.")
+
+
 def _checked(guard: Guard, operator: BaseOperator) -> Guard:
     """What can be refused when the DAG is parsed is refused here."""
-    if getattr(operator, "start_from_trigger", False):
-        raise PlanningError("start_from_trigger begins in the triggerer, past the guard.", "Set it to False.")
+    _check_start(operator.start_from_trigger)
     depth_of_dag(operator)
     adapter = adapter_for(type(operator))
     adapter.prepare(operator)

@@ -6,7 +6,7 @@ Rendered twice and compared: what differs between two renderings names nothing. 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -135,6 +135,12 @@ class Ordering:
             if self.ti.map_index is not None and self.ti.map_index >= 0:
                 check_mapped(None, type(self.operator))
             dag_run: Any = self.context.get("dag_run")
+            if _is_moment_of_triggering(dag_run):
+                raise PlanningError(
+                    f"Run {self.ti.run_id!r} was triggered by a task, and its logical date is only the moment of that: "
+                    "when that task is tried again, the same work has another date.",
+                    "Say what it is: guard=Guard(key='…').",
+                )
             scope = keys.default_scope(
                 getattr(dag_run, "partition_date", None),
                 getattr(dag_run, "partition_key", None),
@@ -149,7 +155,7 @@ class Ordering:
         return self._rendered(self.guard.key)
 
     def _payload(self) -> Payload:
-        arguments = self._arguments()
+        arguments = as_read(self._arguments())
         chosen = self.guard.payload
         if chosen is None:
             return payloads.payload(arguments)
@@ -184,6 +190,26 @@ class _View(Mapping[str, Any]):
             return self._arguments[name]
         except KeyError:
             raise AttributeError(name) from None
+
+
+def _is_moment_of_triggering(dag_run: Any) -> bool:
+    """``TriggerDagRunOperator`` gives a run the time of its own try, where its author says no date. A date that is
+    meant has no fractions of a second."""
+    run_type, date = getattr(dag_run, "run_type", None), getattr(dag_run, "logical_date", None)
+    if getattr(dag_run, "partition_date", None) or getattr(dag_run, "partition_key", None):
+        return False
+    return getattr(run_type, "value", run_type) == "operator_triggered" and date is not None and date.microsecond > 0
+
+
+def as_read(value: Any) -> Any:
+    """The value with Airflow's own sequences as lists: what mapped tasks gave, which it reads item by item."""
+    if isinstance(value, Sequence) and type(value).__module__.startswith("airflow.sdk."):
+        return [as_read(item) for item in value]
+    if type(value) in (list, tuple):
+        return type(value)(as_read(item) for item in value)
+    if type(value) is dict:
+        return {name: as_read(item) for name, item in value.items()}
+    return value
 
 
 def _stand_ins(value: Any) -> int:

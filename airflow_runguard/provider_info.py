@@ -87,7 +87,8 @@ _OPTIONS = {
         "integer",
         "86400",
         "2592000",
-        "Seconds for which the vendor remembers an idempotency key. ``on_doubt='replay'`` repeats a call only so long.",
+        "Seconds for which the vendor remembers an idempotency key. ``on_doubt='replay'`` repeats a call until "
+        "``max_call_time`` before that.",
     ),
     "busy_wait_limit": _option(
         "integer",

@@ -144,11 +144,14 @@ def _by_run(context: Mapping[str, Any], *, known: bool) -> tuple[str, str | None
     """The run's partition or logical date; and (``known``: it matters) that of the run before, as Airflow has it."""
     dag_run = context.get("dag_run")
     partitions = (getattr(dag_run, "partition_date", None), getattr(dag_run, "partition_key", None))
-    here = keys.default_scope(*partitions, getattr(dag_run, "logical_date", None))
+    remedy = "Say what orders it: series=Series(order='…')."
+    try:
+        here = keys.default_scope(*partitions, getattr(dag_run, "logical_date", None))
+    except PlanningError as error:
+        raise PlanningError(error.what, remedy) from error
     if here is None:
         raise PlanningError(
-            "The run has neither a partition nor a logical date, so it has no place in its series.",
-            "Say what orders it: series=Series(order='…').",
+            "The run has neither a partition nor a logical date, so it has no place in its series.", remedy
         )
     if not known or any(partitions):
         return here, None

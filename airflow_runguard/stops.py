@@ -17,6 +17,7 @@ from airflow_runguard.core.record import Record
 from airflow_runguard.explain import command, iso
 from airflow_runguard.refusals import Refused, refusal
 
+QUOTA = "Its name is what the tasks say as `quota=`."
 SHOWN = 50
 """Waiting records that ``quota show`` lists."""
 
@@ -47,9 +48,13 @@ def close_gate(ledger: Ledger, name: str, *, until: datetime, rate: float, actor
     now = ledger.check()["now"]
     if until <= now:
         raise Refused(f"{iso(until)} is over, so nothing would wait. Nothing was changed.", "Say a later time.")
+    known = ledger.gates(name)
     ledger.close_gate(keys.gate_name(name), until=until, rate=rate, actor=actor, reason=reason)
     row = _found(ledger, name)
-    return {"said": f"Gate {name} is closed until {iso(row['closed_until'])}. {_waiting(row)}", **_gate(row)}
+    told = f"Gate {name} is closed until {iso(row['closed_until'])}. {_waiting(row)}"
+    if not known:
+        told += f" Nothing was ever paused by it, or said of it: if it is misspelt, tasks go on calling. {QUOTA}"
+    return {"said": told, **_gate(row)}
 
 
 def open_gate(ledger: Ledger, name: str, *, rate: float, actor: str, reason: str) -> Data:
@@ -83,8 +88,12 @@ def freeze(ledger: Ledger, scope: str, value: str, *, actor: str, reason: str) -
         raise Refused(
             f"{_scope(scope, value)} is frozen already. Nothing was changed.", "Run `airflow runguard freezes`."
         )
+    told = f"{_scope(scope, value)} is frozen: no new call starts. Calls under way are settled; tasks wait."
+    filters = {"dag_id": "dag_id", "namespace": "namespace", "key_prefix": "prefix"}
+    if scope in filters and not ledger.list(**{filters[scope]: value}, limit=1):  # type: ignore[arg-type]
+        told += " But the ledger has no record there: if it is misspelt, tasks go on calling."
     return {
-        "said": f"{_scope(scope, value)} is frozen: no new call starts. Calls under way are settled; tasks wait.",
+        "said": told,
         "commands": {"To let it go on": f"airflow runguard thaw {_flag(scope, value)} --reason=…"},
     }
 

@@ -34,6 +34,7 @@ class Ground:
     :param say: hears what is being done, line by line.
     :param port: of Airflow's web page; default: a free one.
     :param env: further environment variables of Airflow.
+    :param with_redis: ``False`` = there is no ``redis``, and no Connection to one.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Ground:
         say: Callable[[str], None],
         port: int | None = None,
         env: Mapping[str, str] | None = None,
+        with_redis: bool = True,
     ) -> None:
         self.home, self.dags_folder, self.say, self.port = home.resolve(), dags_folder, say, port
-        self.env = dict(env or {})
+        self.env, self.with_redis = dict(env or {}), with_redis
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -53,7 +55,10 @@ class Ground:
             shutil.rmtree(self.home, ignore_errors=True)
             self.say("PostgreSQL, Redis and the fake vendor ...")
             self.postgres = stack.enter_context(Postgres(self.home / "postgres"))
-            self.redis = stack.enter_context(Redis(self.home / "redis"))
+            lease = {}
+            if self.with_redis:
+                self.redis = stack.enter_context(Redis(self.home / "redis"))
+                lease = {"AIRFLOW_CONN_RUNGUARD_REDIS": self.redis.url}
             self.vendor = stack.enter_context(Vendor())
             self.control = VendorControl(self.vendor.url)
             self.ledger_url = self.postgres.create_database("ledger")
@@ -65,7 +70,7 @@ class Ground:
             self.say("Airflow: metadata, scheduler, api-server, dag-processor, triggerer ...")
             environment = {
                 "AIRFLOW_CONN_RUNGUARD_LEDGER": self.ledger_url,
-                "AIRFLOW_CONN_RUNGUARD_REDIS": self.redis.url,
+                **lease,
                 "AIRFLOW__RUNGUARD__DEPLOYMENT": DEPLOYMENT,
                 "RUNGUARD_VENDOR_URL": self.vendor.url,
                 "AIRFLOW_CONN_RUNGUARD_VENDOR": self.vendor.url,

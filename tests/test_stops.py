@@ -42,8 +42,10 @@ def test_p12_a_gate_is_not_closed_until_the_past_nor_opened_where_there_is_none(
     assert ask("quota", "close", "stripe", "--until", "2020-01-01T00:00:00Z", "--reason", "r").code == 1
     assert ask("quota", "close", "stripe", "--reason", "r").code == 2
     assert ask("quota", "open", "strip", "--reason", "r").code == 1
+    assert "if it is misspelt" in ask("quota", "close", "strip", "--for", "1h", "--reason", "r").data["said"]
+    assert "misspelt" not in ask("quota", "close", "strip", "--for", "2h", "--reason", "r").data["said"]
     assert ask("quota", "close", "stripe", "--for", "soon", "--reason", "r").code == 2
-    assert ask("quota", "list").data["gates"] == []
+    assert [gate["gate"] for gate in ask("quota", "list").data["gates"]] == ["strip"]
 
 
 def test_p12_a_freeze_is_typed_listed_and_thawed_with_the_same_words(ask: Type, ledger_url: str) -> None:
@@ -54,11 +56,13 @@ def test_p12_a_freeze_is_typed_listed_and_thawed_with_the_same_words(ask: Type, 
     assert ask("freeze", "--namespace", "billing", "--reason", "r").code == 1
     [row] = ask("freezes").data["freezes"]
     assert (row["scope"], row["value"], row["actor"]) == ("namespace", "billing", "person:ann")
+    assert "no record there" in frozen.data["said"]  # a slip of the pen stops nothing
     assert ask("thaw", "--all", "--reason", "r").code == 1
     assert ask("thaw", "--namespace", "billing", "--reason", "found it").code == 0
     assert claimed(ledger_url, "a") is Verdict.RUN
     assert ask("freezes").data["freezes"] == []
     assert len(ask("freezes", "--thawed").data["freezes"]) == 1
+    assert "no record there" not in ask("freeze", "--key-prefix", "a", "--reason", "r").data["said"]
 
 
 def test_p13_work_done_by_hand_is_booked_and_refused_where_it_could_hide_an_effect(ask: Type, ledger_url: str) -> None:

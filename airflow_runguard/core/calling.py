@@ -21,10 +21,10 @@ from typing import Any
 
 from airflow_runguard.core import payloads
 from airflow_runguard.core.batch import Halt, Holding, ItemContext, Pause, VendorKeys, few
-from airflow_runguard.core.errors import LedgerUnavailable, NotApplied
+from airflow_runguard.core.errors import LedgerUnavailable
 from airflow_runguard.core.failures.book import installed
 from airflow_runguard.core.record import CallState, Effect, Failure, FailureClass, IntentAnswer, Outcome, Written
-from airflow_runguard.core.returned import never_ran, unfinished
+from airflow_runguard.core.returned import closed, unfinished
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.spool import Chosen, Spool
 from airflow_runguard.core.work import THAW, Applied, StillUnknown, Waiting, dumped, said
@@ -44,8 +44,11 @@ TEXTS, NUMBERS = (str, bytes), {bool, int, float}
 
 MAY_STILL_COME = "so some of its work may not have run, or may still come"
 
+PLAIN = {str, int, float, bool, type(None)}
+"""Values whose reading runs no code of the author's."""
+
 Asked = list[tuple[str, Any, str]]
-"""The items of one call: key, item, what people read of it."""
+"""The items of one call: key, item, what people read of it ('' = not made yet)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,9 +162,6 @@ class Calling(Holding):
                 if granted:
                     try:
                         value = self.batch.call(*self._arguments(granted))
-                        value = (
-                            NotApplied("nothing ran: the function is async or yields") if never_ran(value) else value
-                        )
                     except BaseException as error:
                         value = error
                     before, booked = booked, self._ended(granted, value)
@@ -221,31 +221,37 @@ class Calling(Holding):
             return self._ready.popleft() if self._ready else self._next()
 
     def _next(self) -> Asked:
-        """The next of the list, with what people read of it. An item that the list names twice is not asked for again
-        while it is under way: the ledger would take the second asking for the first one's, repeated."""
+        """The next of the list. An item that the list names twice is not asked for again while it is under way: the
+        ledger would take the second asking for the first one's, repeated."""
         while taken := self.spool.take(self.batch.bulk or 1):
             chosen = [(key, item) for key, item in dict(taken).items() if key not in self._under_way]
             self.twins += len(taken) - len(chosen)
             if chosen:
                 self._under_way.update(key for key, _ in chosen)
-                return [
-                    (key, item, json.dumps(self.work.hide(payloads.readable(_by_name(item))))) for key, item in chosen
-                ]
+                return [(key, item, "") for key, item in chosen]
         return []
 
+    def _shown(self, item: Any) -> str:
+        return json.dumps(self.work.hide(payloads.readable(_by_name(item))))
+
     def _make_ready(self) -> None:
-        """What each worker takes next. Not what waits in the file: the lease is renewed on this thread."""
+        """What each worker takes next. The lease is renewed on this thread: it waits for no worker, reads nothing of
+        what waits in the file, and runs no code of an item's (a model's, say)."""
+        if not self._lock.acquire(blocking=False):
+            return
         try:
-            with self._lock:
-                while self.halt is None and len(self._ready) < self._workers:
-                    if self.spool.at_hand < (self.batch.bulk or 1) or not (asked := self._next()):
-                        break
-                    self._ready.append(asked)
+            while self.halt is None and len(self._ready) < self._workers:
+                if self.spool.at_hand < (self.batch.bulk or 1) or not (asked := self._next()):
+                    break
+                self._ready.append([(key, item, self._shown(item) if _plain(item) else "") for key, item, _ in asked])
         except BaseException as error:
             self.halt = self.halt or Halt(said(error), error=error)
+        finally:
+            self._lock.release()
 
     def _intents(self, asked: Asked) -> tuple[Chosen, list[Answer[IntentAnswer]]]:
-        return [(key, item) for key, item, _ in asked], [self.writer.intent(key, shown) for key, _, shown in asked]
+        shown = [(key, shown or self._shown(item)) for key, item, shown in asked]
+        return [(key, item) for key, item, _ in asked], [self.writer.intent(*each) for each in shown]
 
     def _not_asked(self, chosen: Chosen, error: BaseException) -> None:
         """Whatever ended the asking (a cancellation, a ledger out of reach): these items are not called."""
@@ -350,7 +356,7 @@ class Calling(Holding):
             case _ if type(value) in NUMBERS or isinstance(value, TEXTS):
                 failure = self._unfit(value)
             case _ if unfinished(value):
-                never_ran(value)  # which closes it
+                closed(value)
                 return self._judged(key, StillUnknown(f"it gave back a {type(value).__name__}, {MAY_STILL_COME}"))
             case _:
                 self.guard.warn_of_repeats(key, value)
@@ -410,6 +416,10 @@ def _said(booked: list[Answer[Written]]) -> None:
     """Outcomes that were booked before the intent of what was just called: they are answered, or the batch ends."""
     for answer in booked:
         answer.result()
+
+
+def _plain(item: Any) -> bool:
+    return type(item) is dict and {*map(type, item.values())} <= PLAIN
 
 
 def _by_name(item: Any) -> Mapping[str, Any]:

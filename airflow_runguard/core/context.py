@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -21,8 +22,10 @@ from typing import Any, TypeVar, cast
 from airflow_runguard.core import keys, payloads
 from airflow_runguard.core.errors import LedgerUnavailable, PlanningError, ResultIsError
 from airflow_runguard.core.failures import classify, classify_result, hidden_retries
+from airflow_runguard.core.given import likeness
 from airflow_runguard.core.jobs import JobFailed, Jobs, Look, followed
 from airflow_runguard.core.record import (
+    CallState,
     Claim,
     Effect,
     Failure,
@@ -33,6 +36,7 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.returned import accept, chain
+from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
     IN_SQL,
@@ -59,6 +63,10 @@ KEY_OF_A_CALL = "Say vendor_key_as='…' in guard.call: the name under which the
 SINGLE_BODY = "This guarded function is one call itself, so it has no calls of its own to make."
 EXPLICIT = "Say calls='explicit', or take `guard` as its first parameter."
 SUBMIT = "It is not sent again: bring guard.submit back, which attaches to it."
+IN_THREADS = "Make calls in the task's own process; guard.map makes them side by side, in threads."
+OTHER_WORK = "Call {!r} is done, and this body asks for it again with other arguments: that was not made."
+NAMES = "Give each call a name of its own, by its content: guard.call(f'charge {invoice_id}', …)."
+CHECK_IT = "Where such an answer is a success, say so (HttpOperator: response_check=…)."
 REOPEN = "`airflow runguard reopen` does it anew."
 
 
@@ -117,6 +125,9 @@ class GuardContext:
     called: bool = False
     """Whether any call was made or replayed."""
     _busy: dict[str, object] = field(default_factory=dict)
+    _process: int = field(default_factory=os.getpid)
+    _given: dict[str, int] = field(default_factory=dict)
+    """What each call of this body was given when it was made, or its result given back."""
     _unbooked: set[str] = field(default_factory=set)
     """Calls that may have been sent and whose outcome the writing thread was not given (yet)."""
     _failures: list[tuple[BaseException, Failure]] = field(default_factory=list)
@@ -124,6 +135,8 @@ class GuardContext:
     """What this body submits to the vendor, and waits for."""
     answered: bool = False
     """Whether the one request of a body has its answer: what the body raises from then on is not what it ended in."""
+    waits: BaseException | None = None
+    """What told a call to wait, where none ended well after it: with it the body is not done, whatever it returns."""
     interrupt: Interrupt | None = None
     """The first call that might not be made: with it the body has ended, whatever it does with the exception."""
 
@@ -176,6 +189,7 @@ class GuardContext:
         """Make one external call, once over all tries of this work.
 
         :param name: of the call: unique in this body and the same in every try ("charge", never with a time in it).
+            Asked for again with other arguments, the body ends: it was another piece of work.
         :param vendor_key_as: the keyword under which ``fn`` takes the idempotency key.
         :returns: what ``fn`` returned, now or the first time.
         :raises ResultIsError: ``fn`` gave back an error; what it means is booked.
@@ -184,10 +198,10 @@ class GuardContext:
 
         def make(go: Go) -> T:
             value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
-            accept(f"guard.call({name!r})", value)
+            accept(f"guard.call({name!r})", fn, value)
             return value
 
-        return self._made(name, arguments, make, self.classified, reads=True)
+        return self._made(name, likeness(fn, args, arguments), arguments, make, self.classified, reads=True)
 
     def sql(self, name: str, conn_id: str, fn: Callable[..., T], /, *args: Any, **arguments: Any) -> T:
         """Have an effect in a database, with its proof in the same transaction: there is no doubt afterwards.
@@ -219,11 +233,12 @@ class GuardContext:
             value: T = transaction.make(
                 marker,
                 lambda connection: fn(connection, *args, **arguments),
-                lambda value: accept(f"guard.sql({name!r})", value),
+                lambda value: accept(f"guard.sql({name!r})", fn, value),
             )
             return value
 
-        return self._made(name, {IN_SQL: conn_id, **arguments}, make, transaction.judge)
+        given = likeness(fn, args, arguments)
+        return self._made(name, given, {IN_SQL: conn_id, **arguments}, make, transaction.judge)
 
     def remember(self, external_id: str) -> None:
         """Keep the vendor's own name for what the call under way has set going, before waiting for it: whoever looks
@@ -281,7 +296,8 @@ class GuardContext:
                 return self.jobs.of_waiting(error) or self.classified(error)
 
             try:
-                return self._made(name, arguments, make, judge, attaches=True)
+                given = likeness(submit, args, arguments)
+                return self._made(name, given, arguments, make, judge, attaches=True)
             except JobFailed:
                 if again or not found:
                     raise
@@ -290,6 +306,7 @@ class GuardContext:
     def _made(
         self,
         name: str,
+        given: int,
         readable: dict[str, Any],
         make: Callable[[Go], T],
         judge: Callable[[BaseException], Failure],
@@ -307,7 +324,7 @@ class GuardContext:
             with self._asking(name):
                 answer = self._intent(name, readable).result()
                 job = self._writer.external_id(name).result() if answer.verdict == "attach" and attaches else ""
-            go = self._go(name, answer, job)
+            go = self._go(name, answer, given, job)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             token = _calling.set(name)
@@ -335,16 +352,18 @@ class GuardContext:
         **arguments: Any,
     ) -> T:
         """:meth:`call` for an async function."""
+        given = likeness(fn, args, arguments)
         with self._alone(name):
             with self._asking(name):
                 answer = await self._intent(name, arguments).waited()
-            go = self._go(name, answer)
+            go = self._go(name, answer, given)
             if go.replay is not None:
                 return cast(T, go.replay.value)
             token = _calling.set(name)
             try:
                 with self._work.watch(f"call {name}"):
                     value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
+                    accept(f"guard.acall({name!r})", None, value)
             except BaseException as error:
                 await self._failed(name, error).waited()
                 raise
@@ -374,18 +393,18 @@ class GuardContext:
         """One call of ``fn`` for each item, side by side in threads. For lists that fit into one body; a long one is a
         batch (``guarded_batch_task``).
 
-        After the first error no other item is begun; those under way are awaited and settled.
+        After the first error (or a signal) no other item is begun; those under way are awaited and settled.
 
         :param name: of an item's call, by its content and never by its place.
         :returns: what they returned, in order.
         :raises BaseException: what one of them raised; a ``BaseExceptionGroup`` where several did.
         """
-        with ThreadPoolExecutor(concurrency, thread_name_prefix="runguard-map") as threads:
+        threads = ThreadPoolExecutor(concurrency, thread_name_prefix="runguard-map")
+        try:
             calls = [threads.submit(copy_context().run, self.call, name(item), fn, item) for item in items]
             wait(calls, return_when=FIRST_EXCEPTION)
-            for call in calls:
-                call.cancel()  # not those that have begun
-            wait(calls)
+        finally:  # a signal, too, ends the beginning of others; those that have begun are waited for
+            threads.shutdown(cancel_futures=True)
         ended = [call for call in calls if not call.cancelled()]
         _raise([error for call in ended if (error := call.exception()) is not None])
         return [call.result() for call in ended]
@@ -412,6 +431,17 @@ class GuardContext:
         """What an error of a call means."""
         return classify(error, now=self.now(), rules=self._work.rules, one_request=one_request)
 
+    def read(self, answer: object) -> None:
+        """Judge the answer to the one request of a body, which nobody has looked at yet.
+
+        :raises ResultIsError: it is an error, and the body ends in what it means.
+        """
+        failure = self.classified_result(answer)
+        if failure is not None:
+            error = ResultIsError(f"The answer is an error: {failure.evidence}.", CHECK_IT)
+            self._failures.append((error, failure))
+            raise error
+
     def told_to_wait(self, error: BaseException) -> Failure | None:
         """The quota that an error means; ``None`` = it means something else, or more than that."""
         return told_to_wait(self.classified(error))
@@ -433,6 +463,8 @@ class GuardContext:
     @contextmanager
     def _alone(self, name: str) -> Iterator[None]:
         """One call of one name at a time, and none that makes no sense."""
+        if os.getpid() != self._process:  # there is no writing thread here, and the connection is the other's
+            raise PlanningError("A process that the body has forked asked for a call. It was not made.", IN_THREADS)
         if self._work.order.calls != "explicit":
             raise PlanningError(SINGLE_BODY, EXPLICIT)
         if not isinstance(name, str) or not 0 < len(name) <= 512 or name == BODY:
@@ -461,12 +493,15 @@ class GuardContext:
             raise
 
     def _intent(self, name: str, arguments: dict[str, Any]) -> Answer[IntentAnswer]:
+        if self.interrupt is not None:  # caught by the body, which has ended all the same
+            raise Interrupt(self.interrupt.how, self.interrupt.pause)
         if any(failure.effect is Effect.UNKNOWN for _, failure in self._failures):
             raise self._interrupted(self._in_doubt("an earlier call of this body is in doubt"))
         return self._writer.intent(name, json.dumps(self._work.hide(payloads.readable(arguments))))
 
-    def _go(self, name: str, answer: IntentAnswer, job: str = "") -> Go:
-        """The ledger's answer to an intent, checked once more right before the call."""
+    def _go(self, name: str, answer: IntentAnswer, given: int, job: str = "") -> Go:
+        """The ledger's answer to an intent, checked once more right before the call. The result of a call is given back
+        to this body for the same work only: a loop that names all its calls alike would make the first one alone."""
         match answer.verdict:
             case "attach" if not job:
                 self._writer.withdraw(name)
@@ -478,11 +513,14 @@ class GuardContext:
                     self._writer.withdraw(name)
                     raise self._interrupted(Ended(f"{self._lost()} Call {name!r} was not made.", retry=True))
                 self.called = True
+                self._given[name] = given
                 self._unbooked.add(name)
                 return Go(vendor_key=self._vendor_key(name, answer.attempt), job=job)
             case "replay":
                 assert answer.result is not None
                 self.called = True
+                if self._given.setdefault(name, given) != given:
+                    raise self._interrupted(Ended(f"{OTHER_WORK.format(name)} {NAMES}", retry=True))
                 how = replayed(answer.result, f"Call {name!r} of {self._claim.identity} is done", self._work)
                 if isinstance(how, Done):
                     return Go(replay=how)
@@ -516,6 +554,7 @@ class GuardContext:
     def _failed(self, name: str, error: BaseException, failure: Failure | None = None) -> Answer[Written]:
         failure = failure or self.classified(error)
         self._failures.append((error, failure))
+        self.waits = error if outcome_state(failure) == CallState.PAUSED else self.waits
         booked = self._booked(Outcome(name, failure=failure, error=said(error)))
         self.warn_of_repeats(name, error)
         return booked
@@ -531,6 +570,7 @@ class GuardContext:
             self.warn_of_repeats(name, value)
             return self._failed(name, error, failure), error
         booked = self._booked(Outcome(name, result=dumped(self._work, value)))
+        self.waits = None
         self.warn_of_repeats(name, value)
         return booked, None
 

@@ -11,7 +11,16 @@ from dataclasses import replace
 from typing import Any
 
 from airflow_runguard.core.context import GuardContext, current_guard, told_to_wait
-from airflow_runguard.core.errors import LeaseLost, LedgerUnavailable, NotApplied, PlanningError, RunGuardError
+from airflow_runguard.core.errors import (
+    LeaseLost,
+    LedgerNotReady,
+    LedgerUnavailable,
+    NotApplied,
+    PlanningError,
+    ResultIsError,
+    RunGuardError,
+)
+from airflow_runguard.core.failures.found import unchecked
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.reconcile import Finding, settle
@@ -29,7 +38,7 @@ from airflow_runguard.core.record import (
     Written,
 )
 from airflow_runguard.core.resp import Redis
-from airflow_runguard.core.returned import never_ran, unfinished
+from airflow_runguard.core.returned import closed, unfinished
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
@@ -83,6 +92,7 @@ __all__ = [
 log = logging.getLogger("airflow_runguard")
 
 ASYNC_BODY = "Write it as `def`; for an async client use asyncio.run inside it, with await guard.acall(…)."
+CHECK_IT = "Check it in the function (`response.raise_for_status()`), and give back what it says (`response.json()`)."
 SOON = 30.0
 """Seconds after which the vendor is asked about a call that has just fallen in doubt."""
 NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress."
@@ -148,6 +158,8 @@ def _enter(writer: Writer, work: Work) -> Claim | Waiting:
             if error.sent:  # it may have been granted all the same
                 writer.withdraw_claim()
             raise
+        except LedgerNotReady as error:
+            raise LedgerNotReady(f"{error.what} No call was made.", error.remedy) from error
         except BaseException:  # a signal: likewise
             writer.withdraw_claim()
             raise
@@ -199,22 +211,35 @@ def _work_and_leave(writer: Writer, work: Work, guard: GuardContext) -> How:
         return _leave_with_error(writer, work, guard, error)
     if guard.interrupt is not None:  # swallowed (gather, a pool's future that nobody reads): not all of it was done
         return _leave_interrupted(writer, work, guard, guard.interrupt)
+    if guard.waits is not None:  # swallowed: waiting mends it, and nothing was done in its place
+        return _leave_with_error(writer, work, guard, guard.waits)
     if isinstance(value, BaseException):
         return _leave_with_error(writer, work, guard, value)  # P9: an exception given back is an error, not a result
-    if never_ran(value):
-        return _leave_unplanned(
-            writer, guard, "The guarded function is async or yields, so nothing of it ran.", ASYNC_BODY
-        )
+    lazy = closed(value)
+    if lazy and not guard.body_is_call:
+        return _leave_unplanned(writer, "The guarded function is async or yields, so not all of it ran.", ASYNC_BODY)
     if not guard.body_is_call and not guard.called and not work.allow_no_call:
         return _leave_unplanned(
-            writer, guard, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
+            writer, "The guarded function made no guard.call, so nothing proves what it did.", NO_CALL
         )
-    if guard.body_is_call and unfinished(value):
-        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
-        return _leave_with_error(writer, work, guard, PlanningError(what, "Wait for it inside the function."))
     if guard.body_is_call:
+        if (wrong := _no_result(value, lazy=lazy)) is not None:
+            return _leave_with_error(writer, work, guard, wrong)
         guard.warn_of_repeats(BODY, value)
     return _leave_done(writer, work, guard, value, Done(value, replayed=False))
+
+
+def _no_result(value: object, *, lazy: bool) -> RunGuardError | None:
+    """Why what a body that is one call gave back is no result; ``None`` = it is one."""
+    if unfinished(value):
+        what = f"The guarded function gave back a {type(value).__name__}, whose work may still come."
+        return PlanningError(what, ASYNC_BODY if lazy else "Wait for it inside the function.")
+    fault = unchecked(value)
+    if fault is None or fault.error is None:
+        return None
+    wrong = ResultIsError(f"The guarded function gave back {fault.error}.", CHECK_IT)
+    wrong.__cause__ = fault.error  # judged as if it had been raised
+    return wrong
 
 
 def _leave_interrupted(writer: Writer, work: Work, guard: GuardContext, interrupt: Interrupt) -> How:
@@ -268,10 +293,9 @@ def _done(written: Written, work: Work, how: How) -> How:
     return Ended(str(error), retry=True, error=error, tells="stale_writer")
 
 
-def _leave_unplanned(writer: Writer, guard: GuardContext, what: str, remedy: str) -> How:
+def _leave_unplanned(writer: Writer, what: str, remedy: str) -> How:
     failure = Failure(FailureClass.PLANNING, Effect.NOT_APPLIED, needs_person=True, evidence=what)
-    outcomes = [Outcome(BODY, failure=failure, error=what)] if guard.body_is_call else []
-    writer.settle(Settlement(State.FAILED, failure=failure, error=what), *outcomes).result()
+    writer.settle(Settlement(State.FAILED, failure=failure, error=what)).result()
     error = PlanningError(what, remedy)
     return Ended(str(error), retry=False, error=error)
 
@@ -282,6 +306,8 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.hand_over(signal.seconds, error=signal.anew).result()
         return Passed(error)
     if isinstance(signal, Decision):
+        if guard.waits is not None:
+            return _leave_with_error(writer, work, guard, guard.waits)
         if guard.body_is_call or guard.called:  # of a batch: its other items are still to be done
             return _leave_done(writer, work, guard, signal.value, Passed(error))
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
@@ -328,13 +354,14 @@ def _told_to_wait_where_it_is(meant: Failure, work: Work, guard: GuardContext) -
     return told_to_wait(meant) if stays else None
 
 
-def of_body(error: BaseException, failure: Failure, work: Work, guard: GuardContext) -> Failure:
+def of_body(error: BaseException, meant: Failure, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more.
 
-    :param failure: what it means where it is of one request.
+    :param meant: what it means where it is of one request.
 
     A quota is one of the vendor's, whatever is unknown of this body's effect: it stays pausable, which closes the gate.
     """
+    failure = guard.failure_behind(error) or meant
     earlier = guard.reentered and not work.requests_here
     if (work.single_request and not earlier and not guard.answered) or isinstance(error, NotApplied):
         return failure

@@ -121,7 +121,7 @@ class Items:
                 "actor": str(holder),
                 "lease": order.lease,
                 "max_claims": order.max_claims,
-                "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+                "key_lifetime": order.resent_within,
                 "names": SEPARATOR.join(names),
                 "digests": SEPARATOR.join(digests),
             },

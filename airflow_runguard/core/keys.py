@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import functools
 import hmac
+import re
 import unicodedata
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, cast
 
@@ -93,17 +94,41 @@ def default_scope(
 
     Run id, run type, try number, map index and conf have no part in it: they differ between two runs of the same work.
 
-    :returns: ``pd:…``, else ``pk:…``, else ``ld:…`` (dates in UTC); ``None`` where the run has none of the three, and
-        only an explicit key can name its work.
-    :raises PlanningError: a date has no time zone.
+    :returns: ``pd:…``, else ``pk:…``, else ``ld:…`` (dates in UTC); ``pd:…/pk:…`` where the partition's key says more
+        than its date; ``None`` where the run has none of the three, and only an explicit key can name its work.
+    :raises PlanningError: a date has no time zone; or a partition whose key tells of a time has no date.
     """
     if partition_date is not None:
-        return f"pd:{_aware('partition date', partition_date)}"
+        date = f"pd:{_aware('partition date', partition_date)}"
+        return date if not partition_key or _writes(partition_key, partition_date) else f"{date}/pk:{partition_key}"
+    if partition_key and _YEAR.search(partition_key):
+        raise PlanningError(
+            f"The partition {partition_key!r} has no date in this run. Airflow may give it one in a run that it makes "
+            "by itself, so the two would be two pieces of work.",
+            "Name the work by what both have: guard=Guard(key='{{ dag_run.partition_key }}').",
+        )
     if partition_key:
         return f"pk:{partition_key}"
     if logical_date is not None:
         return f"ld:{_aware('logical date', logical_date)}"
     return None
+
+
+_DATE = re.compile(
+    r"(\d{4})(?:([-/.]?)(\d\d)(?:\2(\d\d)(?:[T ]?(\d\d)(?::?(\d\d)(?::?(\d\d)(?:\.0+)?)?)?)?)?)?(?:Z|[+-]\d\d:?\d\d)?"
+)
+_YEAR = re.compile(r"(?<!\d)(?:19|20)\d\d(?!\d)|(?<!\d)(?:19|20)\d{6}")
+_ZONES = [timedelta(minutes=15 * quarter) for quarter in range(-14 * 4, 14 * 4 + 1)]
+
+
+def _writes(label: str, moment: datetime) -> bool:
+    """Whether a partition's key is only its date, written in whatever way and time zone. One that says more
+    (``eu|2026-10-01``) names a partition of its own: several have that date."""
+    found = _DATE.fullmatch(label)
+    if found is None:
+        return False
+    digits = "".join(part for part in found.group(1, 3, 4, 5, 6, 7) if part)
+    return any((moment + zone).strftime("%Y%m%d%H%M%S").startswith(digits) for zone in _ZONES)
 
 
 def _aware(name: str, moment: datetime) -> str:

@@ -28,8 +28,15 @@ redis.call('set', KEYS[1], ARGV[1], 'px', ARGV[2])
 return 1
 """
 RELEASE = """
--- KEYS[1] lease, KEYS[2] witness, ARGV[1] token, ARGV[2] witness or ''. Compare and delete; remembers the witness.
-if ARGV[2] ~= '' then redis.call('set', KEYS[2], ARGV[2]) end
+-- KEYS[1] lease, KEYS[2] witness, ARGV[1] token, ARGV[2] witness or ''. Compare and delete; remembers the witness, but
+-- none that is older than the one it has: who leaves late (it slept, it was replaced) knows less.
+local function order(witness) return string.match(witness or '', '^(%d+) (%d+) ') end
+local epoch, event = order(ARGV[2])
+if epoch then
+    local e, n = order(redis.call('get', KEYS[2]))
+    local older = e and (tonumber(epoch) < tonumber(e) or epoch == e and tonumber(event) < tonumber(n))
+    if not older then redis.call('set', KEYS[2], ARGV[2]) end
+end
 if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end
 return 0
 """

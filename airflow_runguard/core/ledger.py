@@ -162,7 +162,7 @@ class Ledger(People, Waits):
                     return Written("ok", State.RUNNING, row["at"], row["until"], answers, row["event_id"])
         parameters: dict[str, Any] = {
             **held,
-            "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
+            "key_lifetime": order.resent_within,
             "i_name": [name for name, _ in intents] or None,
             "i_intent": [clean(intent) for _, intent in intents] or None,
             "hand_over": hand_over,

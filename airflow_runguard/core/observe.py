@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from airflow_runguard.core import keys
 from airflow_runguard.core.context import Go, GuardContext
+from airflow_runguard.core.errors import ResultIsError
 from airflow_runguard.core.guard import of_body
 from airflow_runguard.core.jobs import Jobs
 from airflow_runguard.core.ledger import Ledger
@@ -144,6 +145,14 @@ def _run(work: Work, bystander: Bystander, begun: Callable[[], str | None]) -> A
         raise
     if isinstance(value, BaseException):  # P9: in the books, an exception given back is an error
         _tell(bystander, work, "failed", failure=guard.failure_of(value), error=work.hide(said(value)))
+    elif guard.answer is not None:
+        _tell(
+            bystander,
+            work,
+            "failed",
+            failure=of_body(guard.answer, guard.classified(guard.answer), work, guard),
+            error=work.hide(said(guard.answer)),
+        )
     else:
         _tell(bystander, work, "done", result=dumped(work, value))
     return value
@@ -188,6 +197,8 @@ class ObservedContext(GuardContext):
         self._salt = ""
         self._calls = 0
         self._failed_calls: list[tuple[BaseException, Failure]] = []
+        self.answer: ResultIsError | None = None
+        """What the answer to the one request of a body means, where it is an error. The body goes on all the same."""
 
     def call(
         self, name: str, fn: Callable[..., T], /, *args: Any, vendor_key_as: str | None = None, **arguments: Any
@@ -215,12 +226,19 @@ class ObservedContext(GuardContext):
             self._failed_calls.append((error, self.classified(error)))
             raise
 
+    def read(self, answer: object) -> None:
+        try:
+            super().read(answer)
+        except ResultIsError as error:
+            self.answer = error
+
     def remember(self, external_id: str) -> None:
         """Nobody looks it up: an observed doubt is a person's."""
 
     def _made(
         self,
         name: str,
+        given: int,
         readable: dict[str, Any],
         make: Callable[[Go], T],
         judge: Callable[[BaseException], Failure],

@@ -280,7 +280,7 @@ class Order:
     :param max_hold: beyond it a holder is not believed, however diligently it renews.
     :param max_call_time: how long after its intent a call may still reach the vendor.
     :param max_claims: so many claims in a row without any booked outcome are poison.
-    :param key_lifetime: how long the vendor remembers an idempotency key; bounds ``on_doubt="replay"``.
+    :param key_lifetime: how long the vendor remembers an idempotency key; see ``resent_within``.
     :param gate: the vendor allowance that is asked before each call (``quota=``).
     :param resume_rate: so many of those that wait at the gate go on each second, where the gate has no rate of its own.
     :param max_pauses, max_pause: so often, and so long in all, it waits without progress; then a person.
@@ -309,6 +309,12 @@ class Order:
     amount: Decimal | None = None
     currency: str | None = None
     place: Place | None = None
+
+    @property
+    def resent_within(self) -> float | None:
+        """Seconds from the first intent under a vendor key, within which a doubt may be sent again under it; ``None`` =
+        not at all. What is sent may arrive ``max_call_time`` later, and then the vendor must still know the key."""
+        return self.key_lifetime - self.max_call_time if self.on_doubt == "replay" else None
 
     def __post_init__(self) -> None:
         for name, allowed in (

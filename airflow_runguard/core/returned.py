@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Generator
+from functools import partial
+from types import FunctionType, MethodType
 
 from airflow_runguard.core.errors import NotApplied, PlanningError
 
@@ -11,43 +13,46 @@ ASYNC_CALL = "For an async function use `await guard.acall(…)`."
 WAIT_FOR_IT = "Wait for it inside the function that guard.call is given, so that its outcome can be booked."
 
 
-def never_ran(value: object) -> bool:
-    """Whether a returned value is a body that Python has not begun: a coroutine or a generator. It never will be."""
+def runs_nothing(function: object) -> bool:
+    """Whether Python begins nothing of a function that is called, but only makes a coroutine or a generator of it. Of
+    what another function gave back that is no proof: it may have sent a request before."""
+    while isinstance(function, partial | MethodType):
+        function = function.func if isinstance(function, partial) else function.__func__
+    lazy = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+    return isinstance(function, FunctionType) and bool(function.__code__.co_flags & lazy)
+
+
+def closed(value: object) -> bool:
+    """Whether a value is a coroutine or a generator. It will never run (any further)."""
     if inspect.iscoroutine(value) or inspect.isgenerator(value):
         value.close()
         return True
     return inspect.isasyncgen(value)
 
 
-LAZY = (Generator, AsyncGenerator, map, filter, zip)
-
-
-def may_come(value: object) -> bool:
-    """Whether it stands for work that may still come: a future of whatever library, or anything else to be awaited."""
-    return isinstance(value, Awaitable) or hasattr(value, "add_done_callback")
+LAZY = (Awaitable, Generator, AsyncGenerator, map, filter, zip)
 
 
 def unfinished(value: object) -> bool:
-    """Whether work may hide in what a body, or an item of a batch, gave back: it may still come, or runs when somebody
-    iterates, also the first of a list.
-
-    More than :func:`accept` refuses: such a value is only stored, so nobody would iterate. With what `guard.call` gives
-    back the function goes on, and clients hand out lazy pages of a request that was made.
-    """
+    """Whether work may hide in a value that did not run, or that may still come: a future, a coroutine, what yields, or
+    a list of such."""
     if isinstance(value, list | tuple):
         return any(map(unfinished, value[:1]))
-    return isinstance(value, LAZY) or may_come(value)
+    return isinstance(value, LAZY) or hasattr(value, "add_done_callback")
 
 
-def accept(what: str, value: object) -> None:
-    """:raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
+def accept(what: str, function: object, value: object) -> None:
+    """What a call gave back is a result.
+
+    :param function: what was called. :param value: what it gave back.
+    :raises NotApplied: nothing of it ran. :raises PlanningError: its work may still come.
     :raises BaseException: it is an error that was given back.
     """
     if isinstance(value, BaseException):
         raise value
-    if never_ran(value):
+    if closed(value) and runs_nothing(function):
         raise NotApplied(f"What {what} was given is async or yields: nothing ran.", ASYNC_CALL)
-    if may_come(value):
+    if unfinished(value):
         raise PlanningError(f"{what} got a {type(value).__name__}, whose work may still come.", WAIT_FOR_IT)
 
 

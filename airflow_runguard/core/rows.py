@@ -7,6 +7,7 @@ data that PostgreSQL would refuse is cleaned, so that it never tears an outcome 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -39,6 +40,9 @@ has a control character."""
 
 DEFAULT_PAUSE = 60.0
 """Seconds to pause where the vendor asks for a pause but does not say how long."""
+
+LONGEST_WAIT = 10.0**9
+"""Seconds; for good. PostgreSQL would refuse a longer one, and with it the outcome."""
 
 
 def clean(text: str | None) -> str | None:
@@ -77,6 +81,23 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "calls": order.calls,
         "store_result": order.store_result,
         "on_doubt": order.on_doubt,
+        **_holder_parameters(holder),
+        "run_at": order.run_at,
+        "lease": order.lease,
+        "max_hold": order.max_hold,
+        "max_claims": order.max_claims,
+        "max_call_time": order.max_call_time,
+        "key_lifetime": order.resent_within,
+        "partition": order.partition,
+        "amount": order.amount,
+        "currency": order.currency,
+        "gate": order.gate,
+        **pause_parameters(order),
+    }
+
+
+def _holder_parameters(holder: Holder) -> dict[str, Any]:
+    return {
         "nonce": holder.nonce,
         "ti_id": holder.ti_id,
         "dag_id": holder.dag_id,
@@ -87,17 +108,6 @@ def claim_parameters(order: Order, holder: Holder) -> dict[str, Any]:
         "host": holder.host,
         "pid": holder.pid,
         "actor": str(holder),
-        "run_at": order.run_at,
-        "lease": order.lease,
-        "max_hold": order.max_hold,
-        "max_claims": order.max_claims,
-        "max_call_time": order.max_call_time,
-        "key_lifetime": order.key_lifetime if order.on_doubt == "replay" else None,
-        "partition": order.partition,
-        "amount": order.amount,
-        "currency": order.currency,
-        "gate": order.gate,
-        **pause_parameters(order),
     }
 
 
@@ -152,16 +162,8 @@ def observe_parameters(
         "payload_readable": clean(json.dumps(dict(payload.readable), sort_keys=True, default=str)) if payload else "{}",
         "store_result": order.store_result if order else "none",
         "what": what,
+        **_holder_parameters(holder),
         "nonce": f"{OBSERVER}{holder.ti_id or holder.nonce}",
-        "ti_id": holder.ti_id,
-        "dag_id": holder.dag_id,
-        "task_id": holder.task_id,
-        "run_id": holder.run_id,
-        "try_number": holder.try_number,
-        "map_index": holder.map_index,
-        "host": holder.host,
-        "pid": holder.pid,
-        "actor": str(holder),
         "max_hold": max_hold,
         "partition": partition,
         "class": failure.failure_class.value if failure else None,
@@ -258,7 +260,10 @@ def waiting_parameters(told: Failure | None, error: str) -> dict[str, Any]:
 def _wait(failure: Failure | None) -> float | None:
     if failure is None or not failure.pausable:
         return None
-    return max(DEFAULT_PAUSE if failure.resume_after is None else failure.resume_after, failure.floor or 0.0)
+    asked = failure.resume_after
+    if asked is None or math.isnan(asked):
+        asked = DEFAULT_PAUSE
+    return min(max(asked, failure.floor or 0.0), LONGEST_WAIT)
 
 
 E = TypeVar("E", bound=StrEnum)

@@ -90,6 +90,8 @@ class Seam:
                     with connection.transaction():
                         return send(self._sending_on(connection))
                 return send(self._sending_on(connection))
+            except LedgerUnavailable as error:
+                raise LedgerUnavailable(error.what, sent=sent) from error.__cause__
             except psycopg.Error as error:
                 lost = self._connection is None or self._connection.broken or self._connection.closed
                 lost = lost or self._torn()
@@ -109,11 +111,19 @@ class Seam:
             except BaseException:
                 self.close()  # a signal tore the statement: the connection's state is unknown
                 raise
-        raise LedgerUnavailable(f"The ledger refused {ATTEMPTS} times for serialisation. No call was made.")
+        raise LedgerUnavailable(f"The ledger refused {ATTEMPTS} times for serialisation.", sent=sent)
 
     def _open(self) -> psycopg.Connection[DictRow]:
         if self._connection is None:
-            connection = self._connect()
+            try:
+                connection = self._connect()
+            except psycopg.Error:
+                raise
+            except Exception as error:
+                if self._sending is None:
+                    raise
+                # It was there before, so whoever keeps it (Airflow's API server, a secrets backend) is away.
+                raise LedgerUnavailable(f"The ledger's Connection cannot be had at present: {error}") from error
             if not isinstance(connection, psycopg.Connection):
                 raise PlanningError(
                     f"The ledger's Connection gives a {type(connection).__module__} connection, not a psycopg 3 one.",
@@ -139,9 +149,9 @@ class Seam:
     def _translated(self, error: psycopg.Error, sent: bool) -> Exception:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if error.sqlstate in NOT_READY:
-            return LedgerNotReady(f"The ledger cannot be used as it is: {said}. No call was made.", UPGRADE)
+            return LedgerNotReady(f"The ledger cannot be used as it is: {said}.", UPGRADE)
         if error.sqlstate == "42501":
-            return LedgerNotReady(f"The ledger's role may not do this: {said}. No call was made.", GRANTS)
+            return LedgerNotReady(f"The ledger's role may not do this: {said}.", GRANTS)
         if error.sqlstate == "RG002":
             return PlanningError(f"{said}. Nothing was changed.", "Say another state (`--set-state`).")
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":

@@ -271,6 +271,10 @@ class Leave(BaseException):
         self.settlement, self.how, self.value = settlement, how, value
 
 
+BRING_BACK = (
+    "Let the class that it is of be found again where it was (leave an alias under its old name, and allow it in "
+    "[core] allowed_deserialization_classes), then clear the task. Ordering it anew would make the call again."
+)
 THAW = "`airflow runguard thaw … --reason …` lets it go on."
 
 # -- what is said ------------------------------------------------------------------------------------------------------
@@ -430,7 +434,8 @@ def replayed(result: Result, what: str, work: Work) -> How:
     try:
         return Done(work.load(result.data), replayed=True)
     except Exception as error:
-        missing = ResultNotStored(f"{what}, but its stored result cannot be read ({type(error).__name__}: {error}).")
+        why = f"{what}, but its stored result cannot be read ({type(error).__name__}: {error})."
+        missing = ResultNotStored(why, BRING_BACK)
         return Ended(str(missing), retry=False, error=missing)
 
 

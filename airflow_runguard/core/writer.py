@@ -20,9 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar, cast
 
-import psycopg
-
-from airflow_runguard.core.errors import LedgerUnavailable
+from airflow_runguard.core.errors import LedgerNotReady, LedgerUnavailable, RunGuardError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
     Claim,
@@ -376,7 +374,9 @@ class Writer:
     def _settle(self, settlement: Settlement, outcomes: tuple[Outcome, ...]) -> Written:
         try:
             return self._insist(lambda: self._write(settlement=settlement, outcomes=outcomes))
-        except psycopg.Error as error:
+        except RunGuardError:
+            raise
+        except Exception as error:
             # Only data can be refused. What is known must be booked all the same, without what was refused.
             log.exception("The ledger refused the result's data; the outcome is booked without it.")
             bare, reduced = _reduced(settlement, error), [_reduced(outcome, error) for outcome in outcomes]
@@ -390,9 +390,12 @@ class Writer:
                 lambda: self._write(outcomes=outcomes, intents=intents, meanwhile=self.meanwhile),
                 until=None if outcomes else self._lease_ends,
             )
-        except psycopg.Error as error:
-            if len(group) > 1:
-                for job in group:  # one of them tears the others
+        except BaseException as error:
+            if isinstance(error, RunGuardError) or not isinstance(error, Exception):
+                for job in group:
+                    job.answer.say(None, error)
+            elif len(group) > 1:
+                for job in group:  # one of them has data that tears the others
                     self._write_group([job])
             elif (outcome := group[0].outcome) is not None:
                 log.exception("The ledger refused the data of call %r; its outcome is booked without it.", outcome.call)
@@ -400,21 +403,22 @@ class Writer:
                 group[0].answer_with(lambda: self._insist(lambda: self._write(outcomes=[bare])))
             else:
                 group[0].answer.say(None, error)
-        except BaseException as error:
-            for job in group:
-                job.answer.say(None, error)
         else:
             for job in group:  # an intent that got no answer fails by itself; it must not end this thread
                 job.answer_with(lambda job=job: written.intents[job.intent[0]] if job.intent else written)  # type: ignore[misc]
 
     def _insist(self, write: Callable[[], T], until: float | None = None) -> T:
-        """Try until the ledger answers, or (an intent, a claim) only until then."""
-        pause = FIRST_PAUSE
+        """Try until the ledger answers, or (an intent, a claim) only until then. What is known is also tried for
+        ``max_call_time`` at a ledger that answers and may not be used: it could be, and somebody is at work on it."""
+        pause, mended = FIRST_PAUSE, _clock() + self.order.max_call_time
         while True:
             try:
                 return write()
-            except LedgerUnavailable as error:
-                if until is not None and _clock() >= until:
+            except (LedgerUnavailable, LedgerNotReady) as error:
+                end = until
+                if isinstance(error, LedgerNotReady):
+                    end = mended if until is None else 0.0
+                if end is not None and _clock() >= end:
                     raise
                 if pause == FIRST_PAUSE:
                     log.warning("%s Trying again until it answers.", error.what)
@@ -427,7 +431,8 @@ D = TypeVar("D", Outcome, Settlement)
 
 def _reduced(what: D, error: Exception) -> D:
     note = f"the ledger refused it: {type(error).__name__}"
-    return replace(what, error=note, result=Result(None, note) if what.result else None)
+    failure = what.failure and replace(what.failure, evidence=note)
+    return replace(what, error=note, failure=failure, result=Result(None, note) if what.result else None)
 
 
 def _clock() -> float:

@@ -12,8 +12,8 @@ import pickle
 import signal
 import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, ClassVar
 
 import pytest
 
@@ -65,14 +65,55 @@ def test_p09_work_that_may_not_have_run_is_in_doubt(ledger: Ledger) -> None:
     assert batches.states(ledger, other) == {"1": "in_doubt"}
 
 
-def test_p09_a_body_that_gives_a_future_back_is_in_doubt(ledger: Ledger) -> None:
-    what = engine.order("future")
-    how = guard.run(ledger, Leases(None, ledger.installation), engine.work(what, lambda _: concurrent.futures.Future()))
-    assert isinstance(how, guard.Ended)
-    assert "may still come" in str(how)
-    found = ledger.get(what.identity)
-    assert found is not None
-    assert found.state is State.IN_DOUBT
+LAZY: dict[str, Callable[[list[str]], Any]] = {
+    **{name: lambda _, make=make: make() for name, make in UNFINISHED.items()},
+    "a generator of what came": lambda rows: (row for row in rows),
+    "a coroutine": lambda _: charged(),
+    "an async generator": lambda rows: _streamed(rows),
+}
+"""What a function gives back after it has sent its request."""
+
+
+async def _streamed(rows: list[str]) -> AsyncIterator[str]:
+    for row in rows:
+        yield row
+
+
+def test_p03_what_is_left_of_a_request_that_was_sent_does_not_say_that_it_was_not(ledger: Ledger) -> None:
+    """`return (row for row in post(…).json())`: nothing of the generator has run, and all that stands before it."""
+    for name, lazy in LAZY.items():
+        sent: list[str] = []
+
+        def post(*_: Any, lazy: Callable[[list[str]], Any] = lazy, sent: list[str] = sent) -> Any:
+            sent.append("request")
+            return lazy(["paid"])
+
+        async def forgot_to_wait(post: Callable[[], Any] = post) -> Any:
+            return post()
+
+        async def acall(context: guard.GuardContext, call: Callable[[], Any] = forgot_to_wait) -> Any:
+            return await context.acall("charge", call)
+
+        bodies: dict[str, tuple[str, Callable[[guard.GuardContext], Any]]] = {
+            "body": ("body", post),
+            "call": ("explicit", lambda context, post=post: context.call("charge", post)),  # type: ignore[misc]
+            "acall": ("explicit", lambda context, acall=acall: asyncio.run(acall(context))),  # type: ignore[misc]
+        }
+        for kind, (calls, body) in bodies.items():
+            what = engine.order(f"{name}, {kind}", calls=calls)
+            for single_request in (True, False):  # the second try is a refusal
+                work = engine.work(what, body, single_request=single_request)
+                how = guard.run(ledger, Leases(None, ledger.installation), work)
+                assert isinstance(how, guard.InDoubt), what.identity
+            found = ledger.get(what.identity)
+            assert found is not None
+            assert (found.state, sent) == (State.IN_DOUBT, ["request"]), what.identity
+            assert "may still come" in found.error
+            sent.clear()
+        what = batches.order(name)
+        for _ in range(2):
+            batches.run(ledger, batches.invoices(1), post, what=what)
+        assert (batches.states(ledger, what), sent) == ({"1": "in_doubt"}, ["request"]), name
 
 
 class Deferred:
@@ -82,16 +123,7 @@ class Deferred:
         yield
 
 
-def test_p09_a_call_that_gives_back_what_is_still_to_be_awaited_is_in_doubt_and_lazy_pages_are_a_result(
-    ledger: Ledger,
-) -> None:
-    def calls(context: guard.GuardContext) -> int:
-        return sum(1 for _ in context.call("list", lambda: map(str, [1])))
-
-    pages = guard.run(
-        ledger, Leases(None, ledger.installation), engine.work(engine.order("p", calls="explicit"), calls)
-    )
-    assert pages == guard.Done(1, replayed=False)
+def test_p09_a_call_that_gives_back_what_is_still_to_be_awaited_is_in_doubt(ledger: Ledger) -> None:
     for later in (concurrent.futures.Future, Deferred):
         what = engine.order(later.__name__, calls="explicit")
         body = engine.work(what, lambda context, later=later: context.call("send", later))
@@ -159,6 +191,27 @@ def test_p05_items_that_wait_in_a_file_are_not_read_where_the_lease_is_renewed(
     assert set(batches.states(ledger).values()) == {"done"}
     assert read_by
     assert all(name.startswith("runguard-item-") for name in read_by)
+
+
+class Model:
+    """Whose fields are fetched when they are asked for, which may take as long as it likes."""
+
+    read_by: ClassVar[set[str]] = set()
+
+    def __init__(self, number: int) -> None:
+        self.id = str(number)
+
+    def model_dump(self) -> dict[str, Any]:
+        self.read_by.add(threading.current_thread().name.rstrip("0123456789"))
+        return {"id": self.id}
+
+
+def test_p05_an_items_own_code_does_not_run_where_the_lease_is_renewed(ledger: Ledger) -> None:
+    models = [Model(number) for number in range(40)]
+    batches.run(ledger, models, lambda *_: "paid", key_of=lambda model: model.id, concurrency=4)
+    assert set(batches.states(ledger).values()) == {"done"}
+    assert Model.read_by == {"MainThread", "runguard-item-"}
+    assert batches.items(ledger)["7"].intent == {"item": {"id": "7"}}
 
 
 class Stopped(BaseException):

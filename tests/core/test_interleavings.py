@@ -415,6 +415,27 @@ def test_p01_no_key_has_two_granted_intents_whoever_freezes_or_dies(ledger_url: 
     assert seen["lost"] > 0, "no stale intent was tried, so nothing was shown"
 
 
+def test_p12_a_freeze_is_in_force_although_another_is_thawed_in_the_same_moment(
+    sessions: tuple[Session, Session], ledger: Ledger
+) -> None:
+    """Who thaws counts what is left; it must not overlook one that is being set, or claims do not look for it."""
+    first, second = sessions
+    words = {"actor": "ann", "reason": "an incident"}
+    for begun, meanwhile in (("freeze", "thaw"), ("thaw", "freeze")):
+        assert ledger.freeze("namespace", "elsewhere", **words) == "ok"
+        acts: dict[str, Callable[[Ledger], str]] = {
+            "freeze": lambda book: book.freeze("all", **words),
+            "thaw": lambda book: book.thaw("namespace", "elsewhere", **words),
+        }
+        first.begin()
+        assert acts[begun](first.ledger) == "ok"
+        waiting = second.waits(lambda act=acts[meanwhile]: act(second.ledger))  # type: ignore[misc]
+        first.commit()
+        assert waiting.result(books.DEADLINE) == "ok"
+        assert ledger.claim(engine.order(f"{begun} first"), engine.holder()).verdict is Verdict.FROZEN
+        assert ledger.thaw("all", **words) == "ok"
+
+
 def test_p03_a_stale_outcome_is_kept_once_however_often_it_is_sent(ledger: Ledger, sql: SQL) -> None:
     held = bring(ledger, State.IN_DOUBT, engine.order("late"))
     ledger.resolve(held.id, "did_not_happen", actor="ann", reason="looked", force=True)

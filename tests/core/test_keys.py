@@ -108,10 +108,29 @@ def test_an_identity_that_postgresql_could_not_index_is_refused():
 
 
 def test_a_partition_date_goes_before_a_partition_key_and_that_before_the_logical_date():
-    assert keys.default_scope(NOON, "eu", NOON) == "pd:2026-10-01T12:00:00Z"
+    assert keys.default_scope(NOON, None, NOON) == "pd:2026-10-01T12:00:00Z"
     assert keys.default_scope(None, "eu", NOON) == "pk:eu"
     assert keys.default_scope(None, None, NOON) == "ld:2026-10-01T12:00:00Z"
     assert keys.default_scope(None, "", None) is None
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["2026-10-01", "20261001", "2026-10-01T12", "2026-10-01T14:00:00+0200", "2026-10", "2026", "2026-10-02T00:00"],
+)
+def test_a_partition_key_that_only_writes_its_date_is_no_part_of_the_name(label):
+    assert keys.default_scope(NOON, label, None) == "pd:2026-10-01T12:00:00Z"
+
+
+@pytest.mark.parametrize("label", ["eu", "eu|2026-10-01", "7-2026-10-01", "2026-10-01-12", "2026-10-01|eu", "2026-W40"])
+def test_p02_a_partition_key_that_says_more_than_its_date_names_a_partition_of_its_own(label):
+    assert keys.default_scope(NOON, label, None) == f"pd:2026-10-01T12:00:00Z/pk:{label}"
+
+
+@pytest.mark.parametrize("label", ["2026-10-01", "20261001", "eu|2026-10", "2026-W40"])
+def test_p02_a_partition_that_tells_of_a_time_and_has_no_date_is_refused(label):
+    with pytest.raises(PlanningError, match=r"has no date in this run.*\{\{ dag_run.partition_key \}\}"):
+        keys.default_scope(None, label, None)
 
 
 def test_a_run_in_another_zone_has_the_same_scope():

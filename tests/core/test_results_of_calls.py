@@ -217,6 +217,19 @@ def test_p06_the_vendors_own_answer_pauses_although_nobody_looked_at_it(
     assert state(ledger, what) == (State.PAUSED, [CallState.PAUSED])
 
 
+def test_p09_a_body_that_gives_its_clients_response_back_is_judged_by_its_status(ledger: Ledger) -> None:
+    """`return requests.post(…)`: nothing was raised, and nothing was charged."""
+    booked = {402: State.FAILED, 429: State.PAUSED, 500: State.IN_DOUBT, 200: State.DONE}
+    for status, one_request in booked.items():
+        for single_request in (True, False):
+            what = engine.order(f"{status} {single_request}")
+            work = engine.work(what, lambda _, status=status: unchecked(status), single_request=single_request)  # type: ignore[misc]
+            how = guard.run(ledger, Leases(None, ledger.installation), work)
+            expected = one_request if single_request or status == 200 else State.IN_DOUBT
+            assert record_of(ledger, what).state is expected, (status, single_request, how)
+            assert isinstance(how, guard.Done) == (status == 200)
+
+
 def test_p09_a_body_that_swallows_the_error_is_not_done_where_nobody_knows(
     ledger_url: str, ledger: Ledger, vendor: Vendor, vendor_control: VendorControl
 ) -> None:

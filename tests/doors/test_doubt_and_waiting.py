@@ -340,7 +340,8 @@ def test_r44_a_skip_is_control_flow_and_never_a_failure(airflow, charge):
 # -- another holder ----------------------------------------------------------------------------------------------------
 
 
-def test_p01_busy_work_waits_and_then_runs(airflow, charge):
+@pytest.mark.parametrize("redis_url", [None])
+def test_p01_p12_with_no_redis_connection_busy_work_waits_runs_once_and_is_replayed(airflow, charge):
     """The wait is Airflow's own (``up_for_reschedule``), spends no try, and is over when the other one is."""
     dag = paying(airflow, charge, on_busy="wait")
     with another_holder(airflow) as leave:
@@ -349,8 +350,10 @@ def test_p01_busy_work_waits_and_then_runs(airflow, charge):
         assert "is being worked on by other.pay run r try 1 on h:1" in waiting.log
         assert waiting.tries == {"pay": 1}
         leave()
-    run = airflow.run(dag)
-    assert (run.state, airflow.vendor.charges()) == ("success", 1)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state, airflow.vendor.charges()) == ("success", "success", 1)
+    assert second.result("pay") == first.result("pay")
+    assert "Redis" not in waiting.log + first.log + second.log, "who has none is not told that it is away"
 
 
 @pytest.mark.parametrize(("on_busy", "state"), [("fail", "failed"), ("skip", "skipped")])

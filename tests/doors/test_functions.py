@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import requests
 from airflow.providers.standard.operators.python import PythonOperator
 from airflow.sdk import task
 from airflow.sdk.exceptions import AirflowSkipException
@@ -240,6 +241,12 @@ def test_p02_a_result_that_cannot_be_stored_makes_its_replay_fail_and_is_never_a
     assert "its result was not stored" in second.log
     assert "--happened --result JSON" in second.log
     assert second.tries == {"pay": 1}
+    # One of a class that is not found any more: what is advised must not end in a second charge.
+    gone = b'{"v":1,"value":{"__classname__":"gone.Receipt","__version__":1,"__data__":{}}}'
+    assert airflow.resolve("happened", result=gone) == "ok"
+    third = airflow.run(dag)
+    assert "its stored result cannot be read" in third.log
+    assert "Ordering it anew would make the call again" in third.log
     assert airflow.vendor.charges() == 1
 
 
@@ -286,6 +293,48 @@ def test_p02_a_skip_is_an_answer_and_is_raised_again(airflow, charge):
     first, second = airflow.run(dag), airflow.run(dag)
     assert first.states == second.states == {"pay": "skipped"}
     assert airflow.vendor.charges() == 1
+
+
+def test_p06_a_body_that_swallows_too_many_is_not_done_where_it_did_nothing_in_its_place(airflow, charge):
+    """A record that is done is never run again: the charge that the vendor put off would never be made."""
+    with airflow.dag() as dag:
+        for how in ("nothing", "skip", "another"):
+            airflow.vendor.script("status", customer=how, status=429)
+
+            @guarded_task(task_id=how, key=how)
+            def pay(guard, how: str = how) -> Any:
+                try:
+                    return guard.call("charge", charge, customer=how)["id"]
+                except requests.HTTPError:
+                    if how == "another":
+                        return guard.call("elsewhere", charge, customer="elsewhere")["id"]
+                    if how == "skip":
+                        raise AirflowSkipException("another day") from None
+                return None
+
+            pay()
+    airflow.once(dag)
+    states = {record.identity.key: record.state for record in airflow.records()}
+    assert states == {"nothing": State.PAUSED, "skip": State.PAUSED, "another": State.DONE}
+
+
+def test_p02_what_mapped_tasks_gave_is_an_order_like_any_list(airflow, charge):
+    with airflow.dag() as dag:
+
+        @task
+        def customer(name: str) -> str:
+            return name
+
+        @guarded_task(key="all", on_doubt="ask")
+        def pay(customers, others) -> Any:
+            return [charge(customer=name)["id"] for name in [*customers, *others]]
+
+        named = customer.expand(name=["a", "b"])
+        pay(named, others=named.map(str.upper))
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert first.result("pay") == second.result("pay")
+    assert sorted(effect.customer for effect in airflow.vendor.effects()) == ["A", "B", "a", "b"]
+    assert dict(airflow.record().payload.readable) == {"customers": ["a", "b"], "others": ["A", "B"]}
 
 
 def test_p04_an_error_of_airflows_log_after_the_function_returned_is_no_doubt(airflow, charge):

@@ -83,6 +83,27 @@ def test_a_partition_is_named_by_its_date_however_it_is_labelled(airflow):
     assert calls == [1]
 
 
+def test_p02_partitions_of_one_date_are_several_pieces_of_work(airflow):
+    """As a ``ProductMapper`` makes them: a region and a day. Named by the day alone, the second charge would be
+    answered with the first one, and never made."""
+    calls: list[int] = []
+    dag = counting(airflow, calls, schedule=PartitionedAtRuntime())
+    for label in ("eu|2026-10-01", "us|2026-10-01", "us|2026-10-01"):
+        run = airflow.once(dag, **partitioned(label, DAY, DagRunType.ASSET_TRIGGERED))
+        assert run.states == {"work": "success"}
+    assert {record.identity.key for record in airflow.records()} == {
+        "pd:2026-10-01T00:00:00Z/pk:eu|2026-10-01",
+        "pd:2026-10-01T00:00:00Z/pk:us|2026-10-01",
+    }
+    assert calls == [1, 1]
+    # The same partition made by hand, of which an ``IdentityMapper`` cannot say the date: under a name of its own it
+    # would be done again.
+    run = airflow.once(dag, **partitioned("us|2026-10-01", None, DagRunType.MANUAL))
+    assert run.states == {"work": "failed"}
+    assert "has no date in this run" in run.log
+    assert calls == [1, 1]
+
+
 def test_a_partition_without_a_date_is_named_by_its_key(airflow):
     calls: list[int] = []
     dag = counting(airflow, calls, schedule=PartitionedAtRuntime())
@@ -90,6 +111,20 @@ def test_a_partition_without_a_date_is_named_by_its_key(airflow):
         airflow.once(dag, **partitioned(label, None, DagRunType.MANUAL))
     assert {record.identity.key for record in airflow.records()} == {"pk:shop-eu", "pk:shop-us"}
     assert calls == [1, 1]
+
+
+def test_p02_a_run_whose_date_is_only_when_a_task_triggered_it_asks_for_a_key(airflow):
+    """The task that triggers it is tried again, and gives it another date: a second charge."""
+    calls: list[int] = []
+    dag = counting(airflow, calls)
+    triggered = {"triggered_by": DagRunTriggeredByType.OPERATOR}
+    for moment, state in ((DAY.replace(microsecond=1), "failed"), (DAY, "success")):
+        run = airflow.once(
+            dag, **dated(DagRunType.OPERATOR_TRIGGERED, run_id=f"by-{state}", **triggered) | {"logical_date": moment}
+        )
+        assert run.states == {"work": state}
+        assert ("only the moment of that" in run.log) is (state == "failed")
+    assert (calls, airflow.record().identity.key) == ([1], "ld:2026-10-01T00:00:00Z")
 
 
 @pytest.mark.parametrize(

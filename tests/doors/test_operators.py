@@ -13,7 +13,7 @@ from airflow.providers.standard.triggers.temporal import DateTimeTrigger
 from airflow.sdk import BaseOperator, task
 from airflow.sdk.exceptions import AirflowRescheduleException
 
-from airflow_runguard import Guard, guarded
+from airflow_runguard import Guard, codec, guarded
 from airflow_runguard.core.record import State
 
 ASK = Guard(on_doubt="ask")
@@ -82,6 +82,26 @@ def test_p02_a_classic_operator_runs_once_and_is_given_its_vendor_key(airflow, t
     assert once == again
     assert once.startswith("rg1-")
     assert airflow.record().identity.key == "payout/2026-10-01"
+
+
+def test_p02_a_command_that_a_function_makes_is_run_once_with_its_vendor_key(airflow, tmp_path):
+    """Such an operator renders its fields once more when it runs, when the key is known."""
+    log = tmp_path / "calls"
+    with airflow.dag() as dag:
+        for name in ("a", "b"):
+
+            @task.bash(task_id=name)
+            def pay(customer: str) -> str:
+                return "echo " + customer + " {{ guard.idempotency_key }} >> " + str(log)
+
+            guarded(pay(name), ASK)
+    first, second = airflow.run(dag), airflow.run(dag)
+    assert (first.state, second.state) == ("success", "success")
+    sent = dict(line.split() for line in log.read_text().splitlines())
+    assert sorted(sent) == ["a", "b"]
+    assert len(set(sent.values())) == len(log.read_text().splitlines()) == 2
+    assert all(key.startswith("rg1-") for key in sent.values())
+    assert [record.payload.readable["op_args"] for record in airflow.records()] in ([["a"], ["b"]], [["b"], ["a"]])
 
 
 def test_p02_a_mapped_operator_has_a_record_for_each_piece_of_work(airflow, charge):
@@ -200,7 +220,31 @@ def test_p02_a_branch_is_taken_again_on_replay(airflow):
             branch >> PythonOperator(task_id=name, python_callable=list)
     first, second = airflow.run(dag), airflow.run(dag)
     assert first.states == second.states == {"branch": "success", "left": "success", "right": "skipped"}
+    with dag:  # a way that the DAG did not have when it was decided is not taken either
+        branch >> PythonOperator(task_id="new", python_callable=list)
+    assert airflow.run(dag).states == second.states | {"new": "skipped"}
     assert decided == ["left"]
+
+
+def test_p09_a_branch_that_was_cut_off_before_it_decided_is_not_done(airflow):
+    """Its supervisor is gone, and with it the pipe that Airflow logs to: what its function returned is no decision yet,
+    and given back as one it would run every branch."""
+
+    class Orphan(BranchPythonOperator):
+        def execute(self, context: Any) -> Any:
+            PythonOperator.execute(self, context)
+            raise BrokenPipeError("the supervisor is gone")
+
+    with airflow.dag() as dag:
+        branch = guarded(Orphan)(task_id="branch", guard=ASK, python_callable=lambda: "left")
+        for name in ("left", "right"):
+            branch >> PythonOperator(task_id=name, python_callable=list)
+    assert airflow.run(dag).states == {"branch": "failed", "left": "upstream_failed", "right": "upstream_failed"}
+    assert airflow.record().state is State.IN_DOUBT
+    # A person says which way it went: that one is taken, and not every way.
+    Orphan.execute = BranchPythonOperator.execute
+    assert airflow.resolve("happened", result=codec.dump("left")) == "ok"
+    assert airflow.run(dag).states == {"branch": "success", "left": "success", "right": "skipped"}
 
 
 @pytest.mark.parametrize(("answer", "downstream"), [(False, "skipped"), (True, "success")])

@@ -36,6 +36,11 @@ class FromTrigger(BaseOperator):
     def execute(self, context: Any) -> None: ...
 
 
+def of_a_guarded_class(name: str) -> type:
+    """What an author writes who derives an operator from a guarded one, and does more in it."""
+    return type("Pays", (guarded(PythonOperator),), {name: lambda self, *how: None})
+
+
 class Async(BaseOperator):
     async def execute(self, context: Any) -> None: ...
 
@@ -54,6 +59,10 @@ ASK = Guard(on_doubt="ask")
         (lambda: guarded(EmptyOperator(task_id="t")), "the scheduler marks it successful"),
         (lambda: guarded(FromTrigger)(task_id="t", guard=ASK), "start_from_trigger begins in the triggerer"),
         (lambda: guarded(FromTrigger(task_id="t"), ASK), "start_from_trigger begins in the triggerer"),
+        (lambda: guarded(FromTrigger).partial(task_id="t", guard=Guard(key="k")), "begins in the triggerer"),
+        (lambda: guarded(FromTrigger.partial(task_id="t").expand(doc=["o"]), Guard(key="k")), "begins in the trig"),
+        (lambda: of_a_guarded_class("execute"), r"has its own execute, .* guarded\(Pays\)"),
+        (lambda: of_a_guarded_class("resume_execution"), "has its own resume_execution"),
         (lambda: guarded(Async), r"Async.execute is `async def`"),
         (lambda: guarded(Path), "Path is not an operator"),
         (lambda: guarded("pay"), "'pay' is neither an operator nor a task"),

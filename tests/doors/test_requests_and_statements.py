@@ -13,6 +13,7 @@ from airflow.providers.common.sql.operators.sql import SQLExecuteQueryOperator
 from airflow.providers.http.operators.http import HttpOperator
 
 from airflow_runguard import Guard, guarded
+from airflow_runguard.adapters import adapter_for
 from airflow_runguard.core.record import Effect, State
 from demo.processes import free_port
 
@@ -126,6 +127,53 @@ def test_p03_an_error_after_the_answer_says_nothing_about_what_was_sent(airflow)
     assert airflow.record("check_429").evidence.endswith("so it says nothing about what was sent")
 
 
+def test_p09_an_answer_that_nobody_checked_is_read_and_an_error_is_never_done(airflow):
+    """``check_response`` switches the client's own check off, and an error may stand inside an answer of 200; where the
+    author says which answers are a success, that is believed."""
+    throttled = {"errors": [{"message": "Throttled", "extensions": {"code": "THROTTLED"}}]}
+    answers: dict[str, tuple[dict[str, Any], State]] = {
+        "server": ({"status": 500}, State.IN_DOUBT),
+        "declined": ({"status": 402}, State.FAILED),
+        "too_many": ({"status": 429}, State.PAUSED),
+        "throttled": ({"status": 200, "body": throttled}, State.PAUSED),
+        "checked": ({"status": 409, "charged": True}, State.DONE),
+    }
+    with airflow.dag() as dag:
+        for name, (answer, _) in answers.items():
+            airflow.vendor.script("status", customer=name, **answer)
+            guarded(HttpOperator)(
+                task_id=name,
+                http_conn_id="vendor",
+                endpoint="/charges",
+                data=json.dumps({"customer": name, "amount": 500}),
+                extra_options={"check_response": False},
+                response_check=(lambda response: response.status_code == 409) if name == "checked" else None,
+                guard=Guard(key=name),
+            )
+    airflow.once(dag)
+    assert {record.identity.key: record.state for record in airflow.records()} == {
+        name: state for name, (_, state) in answers.items()
+    }
+
+
+def test_p02_each_request_of_a_mapped_task_has_a_vendor_key_of_its_own(airflow):
+    orders = [json.dumps({"customer": name, "amount": 500}) for name in ("a", "b")]
+    with airflow.dag() as dag:
+        guarded(HttpOperator).partial(
+            task_id="pay",
+            http_conn_id="vendor",
+            endpoint="/charges",
+            headers=HEADERS,
+            guard=Guard(key="{{ (args.data | from_json).customer }}"),
+        ).expand(data=orders)
+        dag.user_defined_filters = {"from_json": json.loads}
+    assert airflow.run(dag).state == "success"
+    keys = {effect.customer: effect.key or "" for effect in airflow.vendor.effects()}
+    assert sorted(keys) == ["a", "b"]
+    assert len(set(keys.values())) == 2
+    assert all(key.startswith("rg1-") for key in keys.values())
+
+
 def test_p06_a_429_waits_without_spending_a_try(airflow):
     airflow.vendor.script("status", status=429, headers={"Retry-After": "120"})
     run = airflow.once(pay(airflow))
@@ -155,6 +203,16 @@ def test_p03_a_402_had_no_effect_and_the_next_try_is_a_new_request_to_the_vendor
     keys = {request.key for request in airflow.vendor.requests()}
     assert len(keys) == len(airflow.vendor.requests()) > 1
     assert airflow.vendor.charges() == 1
+
+
+def test_p11_what_is_handed_on_to_the_client_is_part_of_the_order(airflow):
+    def ordered(amount: int) -> dict[str, Any]:
+        body = {"json": {"customer": "cust", "amount": amount}}
+        operator = guarded(HttpOperator)(task_id="t", endpoint="/charges", guard=Guard(key="k"), request_kwargs=body)
+        return dict(adapter_for(type(operator)).arguments(operator))
+
+    with airflow.dag():
+        assert ordered(500)["json"] == {"customer": "cust", "amount": 500}
 
 
 def test_p11_another_payload_under_the_same_key_is_refused_by_its_field(airflow):

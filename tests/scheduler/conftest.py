@@ -31,12 +31,12 @@ ASKING = (
 
 
 @pytest.fixture(scope="session")
-def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
+def ground(tmp_path_factory: pytest.TempPathFactory, with_redis: bool) -> Iterator[Ground]:
     dags = tmp_path_factory.mktemp("dags")
     for folder in (ROOT / "demo" / "dags", Path(__file__).parent / "dags"):
         shutil.copytree(folder, dags, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     seen = {"AIRFLOW__RUNGUARD__OBSERVE_DAGS": "watched", "AIRFLOW__RUNGUARD__OBSERVE_TIMEOUT": "60"}
-    with Ground(tmp_path_factory.mktemp("ground"), dags, lambda _: None, env=seen) as running:
+    with Ground(tmp_path_factory.mktemp("ground"), dags, lambda _: None, env=seen, with_redis=with_redis) as running:
         running.control.honour_keys(False)
         running.airflow.api.wait_dag(GUARDED, PATIENCE)
         running.airflow.api.unpause(GUARDED)

@@ -33,7 +33,7 @@ class Unchecked(Exception):
     """The error that a client would have raised of a response, had anybody asked it to."""
 
     def __init__(self, response: Any) -> None:
-        super().__init__("nobody checked it")
+        super().__init__(f"a response with HTTP status {response_status(response)}, which nobody checked")
         self.response = response
 
 

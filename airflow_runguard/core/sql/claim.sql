@@ -1,7 +1,8 @@
 -- Entering a record (P1, P2, P5, P8, P11): one function call, one transaction, every decision on one row.
 
 -- Whether a doubtful call may be sent again under its own vendor key (on_doubt = 'replay', else p_key_lifetime is
--- null): while the vendor still remembers the key, and not after the same answer has come back.
+-- null): while the vendor still remembers the key when it arrives (p_key_lifetime is shorter than the vendor's memory by
+-- the time that it may be under way), and not after the same answer has come back.
 create or replace function runguard.may_resend(c runguard.call, p_key_lifetime interval) returns boolean
 language sql volatile as $$
     select p_key_lifetime is not null and clock_timestamp() < c.first_intent_at + p_key_lifetime and not c.same_again
@@ -93,8 +94,10 @@ begin
         when 'pending' then 'run'
         else 'broken' end end;
     if verdict in ('run', 'attach') then
-        -- A new vendor key only after a proven final refusal; whatever was unknown goes out under the same key.
-        update runguard.call k set state = 'started', fence = r.fence, intent = p_intent, intent_at = v_now,
+        -- A new vendor key only after a proven final refusal; whatever was unknown goes out under the same key, and was
+        -- unknown before this intent, also where the clock was put back since.
+        update runguard.call k set state = 'started', fence = r.fence, intent = p_intent,
+               intent_at = greatest(v_now, k.first_unknown_at + interval '1 microsecond'),
                no_later_than = v_now + p_max_call_time, outcome_at = null, resume_at = null, final = false,
                first_unknown_at = case when verdict <> 'attach' then k.first_unknown_at end,
                submitted = verdict = 'attach', external_id = case when not k.submitted or verdict = 'attach' then k.external_id end,
@@ -308,6 +311,8 @@ begin
                 verdict := 'run';               -- my own claim, whose answer was lost: nothing is written twice
                 select * into c from runguard.call k
                  where k.record_id = r.id and k.generation = r.generation and k.name = 'body';
+                reenters := exists (select from runguard.event e
+                                     where e.record_id = r.id and e.fence = r.fence and e.kind = 'reentered');
                 exit;
             end if;
             reenters := r.handed_over and r.ti_id = p_ti_id and p_ti_id <> '';
@@ -499,6 +504,6 @@ begin
     attempt := c.attempt;
     if verdict = 'run' then
         until := r.lease_until;
-        reentered := coalesce(c.intent_at < r.claimed_at, false);       -- its body was begun before this entry
+        reentered := reenters and c.record_id is not null;              -- its body was begun before this entry
     end if;
 end $$;

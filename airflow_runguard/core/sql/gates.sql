@@ -253,6 +253,7 @@ create or replace function runguard.set_freeze(
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
+    perform from runguard.meta for update;       -- one at a time: each counts what the others did
     insert into runguard.freeze (deployment, scope, value, actor, reason)
     values (p_deployment, p_scope, p_value, p_actor, p_reason) on conflict do nothing;
     if not found then
@@ -270,6 +271,7 @@ create or replace function runguard.thaw(
 begin
     perform runguard.pin();
     perform runguard.open_for_writing();
+    perform from runguard.meta for update;       -- one at a time: each counts what the others did
     update runguard.freeze f set thawed_at = clock_timestamp(), thawed_by = p_actor, thaw_reason = p_reason
      where f.deployment = p_deployment and f.thawed_at is null and f.scope = p_scope and f.value = p_value;
     if not found then
