@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_runguard.explain import iso, one_line, when
@@ -16,7 +16,12 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
 
 
 def as_json(data: Data) -> str:
-    return json.dumps(data, default=_plain, ensure_ascii=False, indent=2)
+    """Times to the last digit: one of them may be given back as `--as-of`."""
+    return json.dumps(data, default=_exact, ensure_ascii=False, indent=2)
+
+
+def _exact(value: Any) -> Any:
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else str(value)
 
 
 def _plain(value: Any) -> Any:

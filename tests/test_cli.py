@@ -582,6 +582,7 @@ def test_p03_the_command_that_explain_gives_denies_only_the_doubt_that_it_told_o
     early = ask("resolve", "inv-7", "--did-not-happen", "--as-of=2999-01-01T00:00:00Z", "--force", "--reason", "r")
     assert (early.code, early.data["error"][:13]) == (2, "Nobody looked")
     assert books.state_of(ledger, first.order) is State.IN_DOUBT
+    assert f"--as-of={ask('show', 'inv-7').data['updated_at']}" in shown(), "for scripts, to the last digit"
     assert ask(*shown()).code == 0, "who knows of it may still deny it"
 
 

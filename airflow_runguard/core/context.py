@@ -445,9 +445,7 @@ class GuardContext:
 
     def told_to_wait(self, error: BaseException) -> Failure | None:
         """The quota that an error means; ``None`` = it means something else, or more than that."""
-        failure = self.classified(error)
-        quota = failure.failure_class is FailureClass.QUOTA and failure.effect is Effect.NOT_APPLIED
-        return failure if quota and failure.pausable else None
+        return told_to_wait(self.classified(error))
 
     def classified_result(self, value: object) -> Failure | None:
         """What is wrong with a value that came back like a success; ``None`` where nothing is."""
@@ -606,3 +604,9 @@ class GuardContext:
 
     def _lost(self) -> str:
         return f"This process is no longer the holder of {self._claim.identity}."
+
+
+def told_to_wait(failure: Failure) -> Failure | None:
+    """The same where it is a quota that waiting mends, and nothing else is known to have come of the request."""
+    quota = failure.failure_class is FailureClass.QUOTA and failure.effect is Effect.NOT_APPLIED
+    return failure if quota and failure.pausable else None

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from airflow_runguard.core.context import GuardContext, current_guard
+from airflow_runguard.core.context import GuardContext, current_guard, told_to_wait
 from airflow_runguard.core.errors import (
     LeaseLost,
     LedgerNotReady,
@@ -313,7 +313,9 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
         writer.settle(Settlement(State.PENDING, error=said(error))).result()
         return Passed(error)
 
-    if guard.body_is_call and (told := _told_to_wait_where_it_is(error, work, guard)) is not None:
+    failure = guard.failure_behind(error) if not guard.body_is_call else guard.jobs.judged(error)
+    meant = guard.classified(error) if guard.body_is_call and failure is None else None
+    if meant is not None and (told := _told_to_wait_where_it_is(meant, work, guard)) is not None:
         written = writer.hand_over(STAYS, told, said(error)).result()
         if written.held and written.resume_at is not None:
             left = (written.resume_at - written.now).total_seconds()
@@ -325,9 +327,8 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
             return in_doubt(
                 work.order, f"{said(error)}. {NO_MORE_PAUSES} A person decides.", on_doubt="ask", error=error
             )
-    failure = (
-        (guard.jobs.judged(error) or of_body(error, work, guard)) if guard.body_is_call else guard.failure_behind(error)
-    )
+    if meant is not None:
+        failure = of_body(error, meant, work, guard)
     outcomes = [Outcome(BODY, failure=failure, error=said(error))] if guard.body_is_call else []
     if guard.body_is_call:
         guard.warn_of_repeats(BODY, error)
@@ -346,20 +347,21 @@ def _leave_with_error(writer: Writer, work: Work, guard: GuardContext, error: Ba
     return Ended(said(error), retry=True, error=error)
 
 
-def _told_to_wait_where_it_is(error: BaseException, work: Work, guard: GuardContext) -> Failure | None:
+def _told_to_wait_where_it_is(meant: Failure, work: Work, guard: GuardContext) -> Failure | None:
     """The quota that stopped a body which had deferred, makes one request, and may have made it before: its effect is
     unknown, and waiting and going on from there sends nothing again; ``None`` = it is no such error."""
-    if not (guard.reentered and work.single_request and not work.requests_here) or guard.jobs.judged(error) is not None:
-        return None
-    return None if guard.answered else guard.told_to_wait(error)
+    stays = guard.reentered and work.single_request and not work.requests_here and not guard.answered
+    return told_to_wait(meant) if stays else None
 
 
-def of_body(error: BaseException, work: Work, guard: GuardContext) -> Failure:
+def of_body(error: BaseException, meant: Failure, work: Work, guard: GuardContext) -> Failure:
     """What an error of a whole body means: an unknown effect, unless the author or one single request proves more.
+
+    :param meant: what it means where it is of one request.
 
     A quota is one of the vendor's, whatever is unknown of this body's effect: it stays pausable, which closes the gate.
     """
-    failure = guard.failure_behind(error) or guard.classified(error)
+    failure = guard.failure_behind(error) or meant
     earlier = guard.reentered and not work.requests_here
     if (work.single_request and not earlier and not guard.answered) or isinstance(error, NotApplied):
         return failure

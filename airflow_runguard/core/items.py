@@ -18,6 +18,8 @@ from airflow_runguard.core.record import Call, CallState, Grant, Holder, Order, 
 from airflow_runguard.core.rows import SEPARATOR, call_of, clean, result_of
 
 PAGE = 1_000
+NAMES = 50_000
+"""Names of a kept list that are asked for at once: each asking reads all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,10 @@ class Items:
         after: str = "",
         limit: int = PAGE,
     ) -> list[Call]:
-        """Items in order of their keys; go on with ``after=`` the last one's."""
+        """Items in order of their keys; go on with ``after=`` the last one's.
+
+        :param planned: only those that the list of this entry (its fence) named, and that were not done before it.
+        """
         return [call_of(row) for row in self._rows(record_id, generation, chosen, planned, after, limit)]
 
     def done_of_list(self, record_id: int, generation: int, planned: int) -> DoneOfList:
@@ -164,14 +169,31 @@ class Items:
 
         :param planned: only what the list of this entry (its fence) named.
         """
-        after = ""
-        while rows := self._rows(record_id, generation, Selection("done"), planned, after, PAGE):
+        pages = self._done(record_id, generation) if planned is None else self._listed(record_id, generation, planned)
+        for rows in pages:
             yield from ((row["name"], result_of(row, store_result)) for row in rows)
+
+    def _done(self, record_id: int, generation: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+        after = ""
+        while rows := self._rows(record_id, generation, Selection("done"), None, after, PAGE):
+            yield rows
             after = rows[-1]["name"]
+
+    def _listed(self, record_id: int, generation: int, planned: int) -> Iterator[Sequence[Mapping[str, Any]]]:
+        where = {"record_id": record_id, "generation": generation}
+        after = ""
+        while found := self._ledger._all(
+            "names_of_list", {**where, "planned": planned, "after": after, "limit": NAMES}
+        ):
+            names = list(dict.fromkeys(row["name"] for row in found))
+            for begin in range(0, len(names), PAGE):
+                yield self._ledger._all("done_items", {**where, "names": names[begin : begin + PAGE]})
+            after = names[-1]
 
     def result(self, record_id: int, generation: int, key: str, store_result: str) -> Result | None:
         """The stored result of one item; ``None`` where it is not done."""
-        rows = self._rows(record_id, generation, Selection("done", names=(key,)), None, "", 1)
+        where = {"record_id": record_id, "generation": generation}
+        rows = self._ledger._all("done_items", {**where, "names": [clean(key)]})
         return result_of(rows[0], store_result) if rows else None
 
     def _rows(

@@ -147,7 +147,11 @@ def _run(work: Work, bystander: Bystander, begun: Callable[[], str | None]) -> A
         _tell(bystander, work, "failed", failure=guard.failure_of(value), error=work.hide(said(value)))
     elif guard.answer is not None:
         _tell(
-            bystander, work, "failed", failure=of_body(guard.answer, work, guard), error=work.hide(said(guard.answer))
+            bystander,
+            work,
+            "failed",
+            failure=of_body(guard.answer, guard.classified(guard.answer), work, guard),
+            error=work.hide(said(guard.answer)),
         )
     else:
         _tell(bystander, work, "done", result=dumped(work, value))
@@ -258,7 +262,7 @@ class ObservedContext(GuardContext):
     def failure_of(self, error: BaseException) -> Failure:
         """What is known after an error: nothing where a call may have happened."""
         if self.body_is_call:
-            return of_body(error, self._work, self)
+            return of_body(error, self.classified(error), self._work, self)
         if not self._calls:
             return NOTHING_CALLED
         if self._calls == len(self._failed_calls) == 1:

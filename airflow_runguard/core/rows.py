@@ -363,6 +363,7 @@ def record_of(row: Mapping[str, Any]) -> Record:
 
 
 def call_of(row: Mapping[str, Any]) -> Call:
+    """:param row: a line of ``runguard.call``, and what ``runguard.attachable`` says of it."""
     return Call(
         name=row["name"],
         generation=row["generation"],
@@ -380,7 +381,7 @@ def call_of(row: Mapping[str, Any]) -> Call:
         evidence=row["evidence"],
         external_id=row["external_id"] or "",
         submitted=row["submitted"],
-        attachable=row["submitted"] and not row["final"] and not row["earlier_key"],
+        attachable=row["attachable"],
         earlier_key=row["earlier_key"],
         intent=object_of(row["intent"] or "{}"),
         result_missing=row["result_missing"] or "",

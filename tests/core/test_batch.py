@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from airflow_runguard.core import calling, conduct
+from airflow_runguard.core import calling, conduct, items
 from airflow_runguard.core.batch import Pause
 from airflow_runguard.core.errors import NotApplied
 from airflow_runguard.core.failures.book import installed
@@ -28,7 +28,21 @@ def answered(status: int, **headers: str) -> Exception:
     return requests.HTTPError(f"{status}", response=response)
 
 
-def test_p02_a_batch_has_each_effect_once_and_a_rerun_replays_them(ledger):
+def of_list(ledger, monkeypatch, pay):
+    """The results of a list of old and new items, some of them named by two of its chunks; read in many small pages."""
+    monkeypatch.setattr(conduct, "CHUNK", 3)
+    monkeypatch.setattr(items, "NAMES", 4)
+    monkeypatch.setattr(items, "PAGE", 3)
+    named = [*range(5, 15), *range(7, 12), *range(100, 105)]
+    assert isinstance(batches.run(ledger, invoices(*named), pay), Done)
+    line = batches.record(ledger)
+    found = items.Items(ledger).done_of_list(line.id, line.generation, line.fence)
+    assert (found.done, found.named, found.kept) == (25, 15, True)
+    results = items.Items(ledger).results(line.id, line.generation, "all", line.fence)
+    assert [key for key, _ in results] == sorted(map(str, set(named)))
+
+
+def test_p02_a_batch_has_each_effect_once_and_a_rerun_replays_them(ledger, monkeypatch):
     pay = Counting()
     first = batches.run(ledger, invoices(*range(20)), pay, concurrency=4)
     assert isinstance(first, Done)
@@ -40,6 +54,7 @@ def test_p02_a_batch_has_each_effect_once_and_a_rerun_replays_them(ledger):
     assert batches.record(ledger).state is State.DONE
     assert batches.record(ledger).completeness is Completeness.FULL
     assert len(set(pay.keys.values())) == 20
+    of_list(ledger, monkeypatch, pay)
 
 
 def test_p04_no_outcome_waits_for_the_classifiers_rules_to_be_read(ledger):

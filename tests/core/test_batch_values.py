@@ -116,6 +116,24 @@ def test_p03_what_is_left_of_a_request_that_was_sent_does_not_say_that_it_was_no
         assert (batches.states(ledger, what), sent) == ({"1": "in_doubt"}, ["request"]), name
 
 
+class Deferred:
+    """What some clients give back for a request that they begin when it is awaited; no coroutine of Python's."""
+
+    def __await__(self) -> Any:
+        yield
+
+
+def test_p09_a_call_that_gives_back_what_is_still_to_be_awaited_is_in_doubt(ledger: Ledger) -> None:
+    for later in (concurrent.futures.Future, Deferred):
+        what = engine.order(later.__name__, calls="explicit")
+        body = engine.work(what, lambda context, later=later: context.call("send", later))
+        how = guard.run(ledger, Leases(None, ledger.installation), body)
+        assert f"got a {later.__name__}, whose work may still come" in str(how)
+        found = ledger.get(what.identity)
+        assert found is not None
+        assert found.state is State.IN_DOUBT
+
+
 @pytest.mark.parametrize(
     "empty", [None, "", "  \n", b"", [], {}, collections.deque(), collections.UserDict()], ids=repr
 )

@@ -109,14 +109,47 @@ def test_p06_who_does_not_come_back_when_it_may_is_dead_after_all(ledger: Ledger
     assert found(ledger, held).state is State.IN_DOUBT
 
 
-def test_p06_what_holds_it_back_does_so_for_max_hold_at_most(ledger: Ledger, sql: SQL) -> None:
-    held = kept(ledger, max_hold=7200.0)
-    ledger.freeze("all", actor="ann", reason="an incident")
+def test_p06_a_gate_holds_it_back_for_max_hold_at_most_and_a_freeze_as_long_as_it_lasts(
+    ledger: Ledger, sql: SQL
+) -> None:
+    held, frozen = (enter(ledger, order(key, max_hold=7200.0)) for key in ("k", "f"))
+    for one in (held, frozen):
+        assert one.write(**KEPT).state is State.RUNNING
+    ledger.freeze("key_prefix", "f", actor="ann", reason="an incident")
     hours_pass(sql, 2.5)
+    ledger.close_gate("stripe", until=FOR_GOOD, rate=5, actor="ann", reason="over the budget")
     assert ledger.sweep("sweep") == []
     hours_pass(sql, 1)
     assert [state for _, state in ledger.sweep("sweep")] == [State.IN_DOUBT]
     assert found(ledger, held).state is State.IN_DOUBT
+    hours_pass(sql, 300)
+    assert ledger.sweep("sweep") == [], "nobody can call it, so nobody need ask whether its task is there"
+    ledger.thaw("key_prefix", "f", actor="ann", reason="over")
+    assert ledger.sweep("sweep") == [], "it has ten minutes to come back"
+    hours_pass(sql, 0.2)
+    assert [state for _, state in ledger.sweep("sweep")] == [State.IN_DOUBT], "it did not"
+    assert found(ledger, frozen).state is State.IN_DOUBT
+
+
+def test_p06_what_a_freeze_held_back_comes_back_one_by_one(ledger: Ledger, sql: SQL) -> None:
+    """Each keeps its place and is woken by its slot, which is long past: the vendor would get all of them at once."""
+    held = [enter(ledger, order(key)) for key in "abc"]
+    for one in held:
+        assert one.write(**KEPT).state is State.RUNNING
+    ledger.set_rate("stripe", rate=0.01, default=5, actor="ann", reason="slowly")
+    ledger.freeze("all", actor="ann", reason="an incident")
+    hours_pass(sql)
+    ledger.thaw("all", actor="ann", reason="over")
+    assert ledger.due([one.id for one in held]) == {one.id for one in held}
+    came = [ledger.claim(one.order, engine.holder(ti_id=one.holder.ti_id)) for one in held]
+    assert [claim.verdict for claim in came] == [Verdict.RUN, Verdict.PAUSED, Verdict.PAUSED]
+    waits = [(claim.until - claim.now).total_seconds() for claim in came[1:] if claim.until is not None]
+    assert [round(seconds, -1) for seconds in waits] == [200, 300], "one slot is the first one's"
+    assert [found(ledger, one).state for one in held] == [State.RUNNING] * 3
+    assert ledger.sweep("sweep") == []
+    assert ledger.due([one.id for one in held[1:]]) == set()
+    hours_pass(sql, 0.1)
+    assert all(back(ledger, one).claim.reentered for one in held[1:]), "each at its slot, or little later"
 
 
 def test_p06_a_gate_under_another_name_since_a_deploy_holds_it_too(ledger: Ledger, sql: SQL) -> None:

@@ -212,7 +212,7 @@ with frontier as (
              order by c.name offset %(budget)s::int - 1 limit 1) as name
 ), found as (
     select s.* from (
-        select c.* from runguard.call c where @of_calls
+        select c.*, runguard.attachable(c) as attachable from runguard.call c where @of_calls
          order by c.name limit %(budget)s::int) s
      where %(state)s::text is null or s.state = %(state)s order by s.name limit %(limit)s::int
 )

@@ -332,9 +332,25 @@ begin
                 until := runguard.gate_until(p_deployment, p_gate, true);   -- it comes to send: stopped like what begins
                 verdict := case when frozen is null then 'paused' else 'frozen' end;
                 reason := frozen;
+            elsif reenters and r.resume_at is not null and runguard.late_for_turn(r) is not null then
+                if not locked then              -- a freeze is over, say: they must not all go on at once
+                    locked := true;
+                    perform runguard.open_for_writing();
+                    continue;
+                end if;
+                late := runguard.late_for_turn(r);
+                v_slot := runguard.turn(p_deployment, p_gate, p_rate, true, true);
+                if v_slot is not null then
+                    update runguard.record k set resume_at = v_slot, gate = p_gate, lease_until = v_slot + interval '10 minutes'
+                     where k.id = r.id returning * into r;
+                    perform runguard.book(r, 'turn_missed', p_actor, format('it came %s s after its turn at gate %s', round(late),
+                                          p_gate), json_build_object('late', late)::text);
+                    verdict := 'paused';
+                    until := v_slot;
+                end if;
             elsif not reenters and not expired then
                 verdict := 'busy';
-                until := runguard.believed_until(r);
+                until := coalesce(nullif(runguard.believed_until(r), 'infinity'), now + interval '10 minutes');   -- frozen: no sooner
                 holder := runguard.holder_of(r);
             end if;
         end if;

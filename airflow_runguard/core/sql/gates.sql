@@ -232,18 +232,19 @@ language sql stable as $$
 $$;
 
 -- Until when a running record's holder is believed to live: its lease. But who keeps its place cannot come back, and so
--- renews nothing, while a freeze or its gate holds it back: it has ten minutes from when they let it go, and max_hold beyond
--- its slot at most.
+-- renews nothing, while a freeze or its gate holds it back: it has ten minutes from when they let it go. A gate holds it for
+-- max_hold beyond its slot at most; a freeze for as long as it lasts, since nobody else could call meanwhile either.
 create or replace function runguard.believed_until(r runguard.record) returns timestamptz language sql volatile as $$
     select case when r.resume_at is null or r.lease_until > clock_timestamp() then r.lease_until
-                else greatest(r.lease_until, least(r.resume_at + (r.hold_until - r.claimed_at), interval '10 minutes' + greatest(
-        '-infinity',
-        (select case when g.closed_until > clock_timestamp() then 'infinity'
-                     when isfinite(g.closed_until) then g.closed_until
-                     else g.updated_at end              -- a person opened it
-           from runguard.gate g where g.deployment = r.deployment and g.name = r.gate),
-        (select max(coalesce(f.thawed_at, 'infinity')) from runguard.freeze f
-          where runguard.is_about(f, r.deployment, r.dag_id, r.namespace, r.key))))) end
+                else greatest(
+        r.lease_until,
+        least(r.resume_at + (r.hold_until - r.claimed_at), interval '10 minutes' + coalesce(
+            (select case when g.closed_until > clock_timestamp() then 'infinity'
+                         when isfinite(g.closed_until) then g.closed_until
+                         else g.updated_at end              -- a person opened it
+               from runguard.gate g where g.deployment = r.deployment and g.name = r.gate), '-infinity')),
+        (select max(coalesce(f.thawed_at, 'infinity')) + interval '10 minutes' from runguard.freeze f
+          where runguard.is_about(f, r.deployment, r.dag_id, r.namespace, r.key))) end
 $$;
 
 create or replace function runguard.set_freeze(

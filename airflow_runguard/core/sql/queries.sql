@@ -216,7 +216,7 @@ select r.*, runguard.broken(r) as broken, '' as seen, runguard.present_name(r) a
  order by r.resume_at, r.id limit %(limit)s
 
 -- name: calls
-select x.* from (select c.* from runguard.call c where c.record_id = %(record_id)s
+select x.* from (select c.*, runguard.attachable(c) as attachable from runguard.call c where c.record_id = %(record_id)s
     order by c.state in ('started', 'in_doubt') desc, c.generation, c.first_intent_at, c.name limit 1000) x   -- a batch has more
  order by x.generation, x.first_intent_at, x.name
 
@@ -340,7 +340,7 @@ select r.state, coalesce(r.failure_class, '') as failure_class, count(*)::bigint
 select runguard.note_difference(%(record_id)s::bigint, %(generation)s::int, %(kind)s, %(actor)s, %(reason)s, %(detail)s) as new
 
 -- name: lines
-select c.*, r.namespace, r.key
+select c.*, runguard.attachable(c) as attachable, r.namespace, r.key
   from runguard.call c join runguard.record r on r.id = c.record_id
  where r.deployment = %(deployment)s and c.intent_at >= %(begin)s and c.first_intent_at < %(end)s
    and (%(namespace)s::text is null or r.namespace = %(namespace)s)
@@ -377,22 +377,35 @@ select 'done', null, count(distinct n.name), null from runguard.listed l, unnest
  where l.record_id = %(record_id)s and l.fence = %(planned)s::bigint having count(*) > 0
 
 -- name: items
-select c.* from runguard.call c
+select c.*, runguard.attachable(c) as attachable from runguard.call c
  where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.name > %(after)s
    and (%(state)s::text is null and %(names)s::text[] is null or runguard.selected(c, %(state)s, %(class)s, %(names)s::text[]))
-   and (%(planned)s::bigint is null or c.planned = %(planned)s
-        or c.state = 'done' and c.name in (select unnest(l.names) from runguard.listed l
-                                            where l.record_id = %(record_id)s and l.fence = %(planned)s))
+   and (%(planned)s::bigint is null or c.planned = %(planned)s)
  order by c.name limit %(limit)s
+
+-- The next names that the list of one entry named of what is done. A list lies in no order, so each asking reads all of it:
+-- ask for many. A name that it has twice comes twice.
+-- name: names_of_list
+select x.name from (
+    select c.name::text from runguard.call c
+     where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.planned = %(planned)s
+       and c.state = 'done' and c.name > %(after)s
+    union all
+    select n.name from runguard.listed l, unnest(l.names) n (name)
+     where l.record_id = %(record_id)s and l.fence = %(planned)s and n.name > %(after)s) x
+ order by x.name limit %(limit)s
+
+-- name: done_items
+select c.* from unnest(%(names)s::text[]) n (name) join runguard.call c on c.name = n.name
+ where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.state = 'done' order by c.name
 
 -- How many items are done, how many of them the list of one entry named, and whether what it named is still known of those
 -- that were done before.
 -- name: done_of_list
-select count(*) as done,
-       count(*) filter (where c.planned = %(planned)s or c.name in (select unnest(l.names) from runguard.listed l
-                                            where l.record_id = %(record_id)s and l.fence = %(planned)s)) as named,
+select count(*) as done, count(*) filter (where c.planned = %(planned)s or n.name is not null) as named,
        exists (select from runguard.listed l where l.record_id = %(record_id)s and l.fence = %(planned)s) as kept
-  from runguard.call c
+  from runguard.call c left join (select distinct n.name from runguard.listed l, unnest(l.names) n (name)
+                                   where l.record_id = %(record_id)s and l.fence = %(planned)s) n on n.name = c.name
  where c.record_id = %(record_id)s and c.generation = %(generation)s::int and c.state = 'done'
 
 -- name: resolve_items
