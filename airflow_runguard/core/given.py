@@ -11,6 +11,8 @@ from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.keys import type_name
 from airflow_runguard.core.payloads import canonical
 
+PLAIN = {str, bytes, int, float, bool, type(None)}
+
 
 def likeness(function: object, args: Sequence[Any], arguments: Mapping[str, Any]) -> int:
     """The same for equal work, in this process. What has no canonical form (a client, a session) counts by its type; of
@@ -38,7 +40,7 @@ def _of_function(function: object) -> Any:
 
 
 def _of_value(value: object) -> Any:
-    if isinstance(value, str | bytes):
+    if type(value) in PLAIN:
         return type(value), value
     if isinstance(value, FunctionType):  # which may carry itself along
         return value.__module__, value.__qualname__

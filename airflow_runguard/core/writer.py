@@ -431,7 +431,8 @@ D = TypeVar("D", Outcome, Settlement)
 
 def _reduced(what: D, error: Exception) -> D:
     note = f"the ledger refused it: {type(error).__name__}"
-    return replace(what, error=note, result=Result(None, note) if what.result else None)
+    failure = what.failure and replace(what.failure, evidence=note)
+    return replace(what, error=note, failure=failure, result=Result(None, note) if what.result else None)
 
 
 def _clock() -> float:

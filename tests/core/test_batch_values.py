@@ -13,7 +13,7 @@ import signal
 import threading
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -173,6 +173,27 @@ def test_p05_items_that_wait_in_a_file_are_not_read_where_the_lease_is_renewed(
     assert set(batches.states(ledger).values()) == {"done"}
     assert read_by
     assert all(name.startswith("runguard-item-") for name in read_by)
+
+
+class Model:
+    """Whose fields are fetched when they are asked for, which may take as long as it likes."""
+
+    read_by: ClassVar[set[str]] = set()
+
+    def __init__(self, number: int) -> None:
+        self.id = str(number)
+
+    def model_dump(self) -> dict[str, Any]:
+        self.read_by.add(threading.current_thread().name.rstrip("0123456789"))
+        return {"id": self.id}
+
+
+def test_p05_an_items_own_code_does_not_run_where_the_lease_is_renewed(ledger: Ledger) -> None:
+    models = [Model(number) for number in range(40)]
+    batches.run(ledger, models, lambda *_: "paid", key_of=lambda model: model.id, concurrency=4)
+    assert set(batches.states(ledger).values()) == {"done"}
+    assert Model.read_by == {"MainThread", "runguard-item-"}
+    assert batches.items(ledger)["7"].intent == {"item": {"id": "7"}}
 
 
 class Stopped(BaseException):

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_runguard.core import guard
 from airflow_runguard.core.batch import Pause
-from airflow_runguard.core.errors import PlanningError
+from airflow_runguard.core.errors import NotApplied, PlanningError
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Outcome, Result, State, Verdict, Witness
@@ -120,6 +120,26 @@ def test_p04_an_intent_that_cannot_be_written_tears_no_outcome(ledger: Ledger) -
     record = ledger.get(order.identity)
     assert record is not None
     assert [(call.name, str(call.state)) for call in ledger.calls(record.id)] == [("charge", "done")]
+
+
+def test_p04_an_outcome_whose_words_cannot_be_sent_is_booked_without_them(ledger_url: str, ledger: Ledger) -> None:
+    """The worker's environment says PGCLIENTENCODING=latin1, and the vendor says "5 €"."""
+
+    def declined() -> None:
+        raise NotApplied("declined: 5 €")
+
+    for calls in ("explicit", "body"):
+        order = engine.order(calls, calls=calls)
+        bodies = {"explicit": lambda context: context.call("charge", declined), "body": lambda _: declined()}
+        with closing(
+            Ledger(lambda: psycopg.connect(ledger_url, client_encoding="latin1"), deployment=engine.DEPLOYMENT)
+        ) as worker:
+            worker.check()
+            guard.run(worker, Leases(None, worker.installation), engine.work(order, bodies[calls]))
+        record = ledger.get(order.identity)
+        assert record is not None
+        assert record.state is State.FAILED
+        assert [str(call.state) for call in ledger.calls(record.id)] == ["failed"]
 
 
 def test_p06_a_pause_without_end_is_a_pause(ledger: Ledger) -> None:
