@@ -2,7 +2,7 @@
 
 ``RUNGUARD_TEST_POSTGRES_URL`` and ``RUNGUARD_TEST_REDIS_URL`` point the same tests at servers of one's own; databases
 are created and dropped there under names that start with ``runguard_test_``. ``RUNGUARD_TEST_REDIS_URL=none`` is a run
-with no Redis at all: RunGuard is told of none, and none can be started, so that those marked ``redis`` are left out.
+with no Redis at all: RunGuard is told of none, none can be started, and those that need one are left out.
 """
 
 from __future__ import annotations
@@ -45,12 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> _ByRoom:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those that take longest begin first; those whose subject is Redis say why they do not run where there is none."""
-    if NO_REDIS:
-        left_out = pytest.mark.skip(reason="its subject is Redis itself, and this run has none")
-        for item in items:
-            if item.get_closest_marker("redis"):
-                item.add_marker(left_out)
+    """Those that take longest begin first."""
     items.sort(key=lambda item: LONGEST.get(item.path.parent.name, LONGEST.get(item.path.name, len(LONGEST))))
 
 
@@ -72,16 +67,26 @@ def with_redis() -> bool:
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory: pytest.TempPathFactory, with_redis: bool) -> Iterator[str | None]:
-    """URL of a Redis that is shared by the session: tests use keys of their own. ``None`` = RunGuard has none."""
+def needs_redis(with_redis: bool) -> None:
+    """Of tests whose subject is Redis itself."""
     if not with_redis:
-        yield None
-        return
+        pytest.skip("its subject is Redis itself, and this run has none")
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory, needs_redis: None) -> Iterator[str]:
+    """URL of a Redis that is shared by the session: tests use keys of their own."""
     if url := os.environ.get("RUNGUARD_TEST_REDIS_URL"):
         yield url
         return
     with Redis(tmp_path_factory.mktemp("redis")) as server:
         yield server.url
+
+
+@pytest.fixture(scope="session")
+def lease_url(request: pytest.FixtureRequest, with_redis: bool) -> str | None:
+    """URL of the Redis that Airflow's Connection names. ``None`` = there is no such Connection."""
+    return request.getfixturevalue("redis_url") if with_redis else None
 
 
 @pytest.fixture(scope="session")

@@ -298,7 +298,7 @@ def test_a_database_is_cloned_from_a_template_and_dropped_under_its_users(postgr
         drop_database(postgres, original)
 
 
-@pytest.mark.redis
+@pytest.mark.usefixtures("needs_redis")
 def test_a_restarted_redis_is_empty(tmp_path: Path) -> None:
     with Redis(tmp_path) as server:
         for end in (server.stop, server.kill):
@@ -332,7 +332,7 @@ with Postgres(directory / "p") as postgres, Redis(directory / "r") as redis:
 """
 
 
-@pytest.mark.redis
+@pytest.mark.usefixtures("needs_redis")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_is_left_when_the_starter_ends(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", STARTER, str(tmp_path)]

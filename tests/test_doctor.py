@@ -267,7 +267,7 @@ def test_more_tasks_than_connections_is_a_warning(ledger_url: str, monkeypatch: 
     assert "5000" in check.found
 
 
-@pytest.mark.redis
+@pytest.mark.usefixtures("needs_redis")
 def test_a_redis_that_drops_leases_and_one_that_is_gone_are_warnings(
     ledger_url: str, monkeypatch: pytest.MonkeyPatch, server_directory: Path
 ) -> None:

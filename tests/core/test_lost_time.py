@@ -75,7 +75,6 @@ def refused_for_lost_time(ledger: Ledger, leases: Leases) -> str:
     return reason
 
 
-@pytest.mark.redis
 def test_p14_a_restored_ledger_is_noticed_by_what_redis_remembers(
     server: Postgres, url: str, client: Redis, opened: OpenLedger, tmp_path: Path
 ) -> None:

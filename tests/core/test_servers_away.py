@@ -53,7 +53,7 @@ DONE = (guard.Done("ch_1", replayed=False), 1)
 
 
 @pytest.fixture
-def redis_server(server_directory: Path) -> Iterator[RedisServer]:
+def redis_server(server_directory: Path, needs_redis: None) -> Iterator[RedisServer]:
     with RedisServer(server_directory) as server:
         yield server
 
@@ -100,7 +100,6 @@ def test_r38_two_racing_tries_with_a_refused_redis_make_one_call(
     assert sum(OUT_OF_REACH in record.message for record in caplog.records) == 2  # once a process, and here are "two"
 
 
-@pytest.mark.redis
 @pytest.mark.parametrize("accident", ["killed", "restarted empty", "flushed"])
 def test_p10_a_redis_that_forgets_during_work_changes_nothing(
     ledger: Ledger,
@@ -131,7 +130,6 @@ def test_p10_a_redis_that_forgets_during_work_changes_nothing(
     assert complaints == (2 if accident == "killed" else 0)  # the holder's and the twin's
 
 
-@pytest.mark.redis
 def test_p10_a_flushed_lease_is_taken_again_by_the_holder_that_the_ledger_stands_by(
     ledger: Ledger, client: Redis
 ) -> None:
@@ -145,7 +143,6 @@ def test_p10_a_flushed_lease_is_taken_again_by_the_holder_that_the_ledger_stands
     assert 0 < client.command("PTTL", leases._key(what.identity)) <= 30_000
 
 
-@pytest.mark.redis
 def test_r37_a_foreign_token_in_redis_stops_nothing_and_is_left_alone(ledger: Ledger, client: Redis) -> None:
     leases = guard.ready(ledger, client)
     what = engine.order("stolen", calls="explicit")

@@ -81,7 +81,12 @@ FOUND = {
     "an answer about one call does not count as open what an earlier holder left": (
         [("claim", 1), ("intent", 1, "pay"), ("intent", 1, "reserve"), ("release",)],
         [("claim", 0), ("release",), ("resolve", "happened", "pay")],
-    )
+    ),
+    "its caller says that it was applied what a person denied, while another call is in doubt": (
+        [("claim", 1), ("intent", 1, "reserve"), ("release",), ("claim", 2), ("intent", 2, "pay"), ("expire",)],
+        [("send", 2, "pay", True), ("sweep",), ("resolve", "did_not_happen", "pay"), ("outcome", 2, "pay", "applied")],
+        [("claim", 0), ("intent", 0, "pay"), ("send", 0, "pay", True), ("outcome", 0, "pay", "applied")],
+    ),
 }
 
 

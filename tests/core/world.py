@@ -275,7 +275,7 @@ class World:
         if left_as:
             del self.workers[slot]
         self._write(worker, outcomes=[outcome], settlement=settlement)
-        if mine and name not in self.reported:
+        if mine and name in self.unresolved and name not in self.reported:
             self._answered(name, kind, sending)
             if before is State.IN_DOUBT or left_as:
                 self._left(left_as or State.PENDING)

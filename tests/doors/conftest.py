@@ -215,7 +215,7 @@ def begun(dag: Any) -> Iterator[Task]:
 def airflow(
     metadata: None,
     ledger_url: str,
-    redis_url: str | None,
+    lease_url: str | None,
     vendor: Vendor,
     vendor_control: VendorControl,
     monkeypatch: pytest.MonkeyPatch,
@@ -224,7 +224,7 @@ def airflow(
     with psycopg.connect(ledger_url, autocommit=True) as sql:
         sql.execute("update runguard.meta set installation = gen_random_uuid()")  # keys of its own on the shared Redis
         for name, value in {
-            **({"AIRFLOW_CONN_RUNGUARD_REDIS": redis_url} if redis_url else {}),
+            **({"AIRFLOW_CONN_RUNGUARD_REDIS": lease_url} if lease_url else {}),
             "AIRFLOW__RUNGUARD__DEPLOYMENT": "test",
             "AIRFLOW_CONN_RUNGUARD_LEDGER": ledger_url,
             "AIRFLOW_CONN_VENDOR": vendor.url,

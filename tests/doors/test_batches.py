@@ -34,7 +34,7 @@ LIST = [{"id": f"inv-{n}", "cents": 500} for n in range(6)]
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> None:
+def lease_url() -> None:
     return None
 
 

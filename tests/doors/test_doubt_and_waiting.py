@@ -357,7 +357,7 @@ def test_r44_a_skip_is_control_flow_and_never_a_failure(airflow, charge):
 # -- another holder ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("redis_url", [None])
+@pytest.mark.parametrize("lease_url", [None])
 def test_p01_p12_with_no_redis_connection_busy_work_waits_runs_once_and_is_replayed(airflow, charge):
     """The wait is Airflow's own (``up_for_reschedule``), spends no try, and is over when the other one is."""
     dag = paying(airflow, charge, on_busy="wait")

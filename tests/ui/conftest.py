@@ -123,9 +123,9 @@ class Api:
 
 
 @pytest.fixture
-def api(airflow_users: Any, ledger_url: str, redis_url: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(airflow_users: Any, ledger_url: str, lease_url: str | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     for name, value in {
-        **({"AIRFLOW_CONN_RUNGUARD_REDIS": redis_url} if redis_url else {}),
+        **({"AIRFLOW_CONN_RUNGUARD_REDIS": lease_url} if lease_url else {}),
         "AIRFLOW__RUNGUARD__DEPLOYMENT": engine.DEPLOYMENT,
         "AIRFLOW_CONN_RUNGUARD_LEDGER": ledger_url,
     }.items():
