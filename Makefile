@@ -27,7 +27,7 @@ pictures: $(READY) ## Drive accidents and take the README's pictures of the ledg
 	@exec $(PY) -m demo pictures $(ARGS)
 
 test: $(READY) ## Run the tests on real servers
-	@exec $(PY) -m pytest -m "not soak" -n 2 --no-loadscope-reorder $(ARGS)
+	@exec $(PY) -m pytest -m "not soak" -n 3 --no-loadscope-reorder $(ARGS)
 
 soak: $(READY) ## Run the heavy tests: races under load, for minutes
 	@exec $(PY) -m pytest -m soak $(ARGS)

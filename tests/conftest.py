@@ -33,7 +33,7 @@ LONGEST = {"scheduler": 0, "test_sql_effects.py": 1}
 
 
 class _ByRoom(LoadScopeScheduling):
-    """Where tests run two at a time: those of one file stay together, and all that share the running Airflow."""
+    """Where tests run side by side: those of one file stay together, and all that share the running Airflow."""
 
     def _split_scope(self, nodeid: str) -> str:
         return "scheduler" if "/scheduler/" in nodeid else nodeid.partition("::")[0]

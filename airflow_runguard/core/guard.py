@@ -107,12 +107,19 @@ def ready(ledger: Ledger, client: Redis | None) -> Leases:
 
     :raises LedgerNotReady: it may not.
     """
-    ledger.check()
+    try:
+        ledger.check()
+    except LedgerNotReady as error:
+        raise _before_any_call(error) from error
     leases = Leases(client, ledger.installation)
     witness = leases.witness()
     if witness is not None:
         ledger.confront(witness)  # if it is gone, the ledger remembers so, and every claim hears it
     return leases
+
+
+def _before_any_call(error: LedgerNotReady) -> LedgerNotReady:
+    return LedgerNotReady(f"{error.what} No call was made.", error.remedy)
 
 
 def run(ledger: Ledger, leases: Leases, work: Work) -> How:
@@ -159,7 +166,7 @@ def _enter(writer: Writer, work: Work) -> Claim | Waiting:
                 writer.withdraw_claim()
             raise
         except LedgerNotReady as error:
-            raise LedgerNotReady(f"{error.what} No call was made.", error.remedy) from error
+            raise _before_any_call(error) from error
         except BaseException:  # a signal: likewise
             writer.withdraw_claim()
             raise

@@ -322,18 +322,16 @@ class Ledger(People, Waits):
         :raises LedgerNotReady: no schema, another version, or another deployment's ledger.
         """
         if not self._one("schema_exists", {})["there"]:
-            raise LedgerNotReady("The ledger's database has no runguard schema. No call was made.", UPGRADE)
+            raise LedgerNotReady("The ledger's database has no runguard schema.", UPGRADE)
         meta = self._one("meta", {})
         if meta["schema_version"] != SCHEMA_VERSION:
             raise LedgerNotReady(
-                f"The ledger has schema version {meta['schema_version']}, this code needs {SCHEMA_VERSION}. "
-                "No call was made.",
+                f"The ledger has schema version {meta['schema_version']}, this code needs {SCHEMA_VERSION}.",
                 UPGRADE if meta["schema_version"] < SCHEMA_VERSION else NEWER,
             )
         if not belongs(self.deployment, meta["deployment"]):
             raise LedgerNotReady(
-                f"This ledger belongs to deployment {meta['deployment']!r}; this installation is {self.deployment!r}. "
-                "No call was made.",
+                f"This ledger belongs to deployment {meta['deployment']!r}; this installation is {self.deployment!r}.",
                 "Correct [runguard] deployment or the Connection of the ledger.",
             )
         self.installation = str(meta["installation"])
