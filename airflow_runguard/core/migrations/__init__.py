@@ -23,6 +23,7 @@ FUNCTION_FILES = (
     "rules.sql",
     "tally.sql",
     "gates.sql",
+    "calls.sql",
     "claim.sql",
     "batch.sql",
     "write.sql",
