@@ -62,6 +62,7 @@ class Finding:
 
 def doubts(ledger: Ledger, record: Record) -> list[Doubt]:
     """What is doubtful about a record, each with what a look-up needs. ``now`` is the time of the question."""
+    ledger.check()  # whose keys the vendor was given
     now = ledger.time_of_question(record.identity)
     renamed = ledger.renamed(record.id)
     calls = [call for call in ledger.calls(record.id) if call.generation == record.generation]
