@@ -52,7 +52,7 @@ SETTLE = """
     c as (
         update call c set state = 'done', effect = 'applied', outcome_at = r.finished_at, result = r.result,
                result_digest = r.result_digest
-          from r where c.record_id = r.id and c.generation = 1 and c.name = 'body'),
+          from r where c.record_id = %(id)s::bigint and c.generation = 1 and c.name = 'body'),
     e as (
         insert into event (record_id, generation, fence, kind, actor, mark)
         select r.id, 1, 1, 'done', 'bill.charge', %(nonce)s from r returning id)
