@@ -319,7 +319,8 @@ class Entry(Ordering):
         goes_on = resume is not None and (observed or guard.reentered or not guard.body_is_call)
         body = resume if resume is not None and goes_on else start
         self.began = True
-        with self._running(guard), self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return():
+        running = jobs.replaced(self.operator, "_guard_context", guard)  # to be stopped by it, and to render with
+        with running, self._recorded_xcoms(), self._recorded_answer(guard), self._recorded_return():
             try:
                 if self.adapter.job is not None and guard.body_is_call and goes_on:
                     with guard.jobs.following(guard.jobs.submitted()):
@@ -351,15 +352,6 @@ class Entry(Ordering):
                     self.starts_anew = bool(note) and deferrals.tells(told, error, guard.told_to_wait)
                 raise
         return codec.Answer(value, self.xcoms) if self.xcoms and not isinstance(value, BaseException) else value
-
-    @contextmanager
-    def _running(self, guard: core.GuardContext) -> Iterator[None]:
-        """The operator knows the guard of its body: to stop it, and to render with."""
-        object.__setattr__(self.operator, "_guard_context", guard)
-        try:
-            yield
-        finally:
-            object.__delattr__(self.operator, "_guard_context")
 
     @contextmanager
     def _recorded_return(self) -> Iterator[None]:
@@ -531,9 +523,8 @@ class Entry(Ordering):
             case AirflowSkipException():
                 return core.Decision(codec.Answer(str(error), self.xcoms, raised="skip"))
             case DownstreamTasksSkipped():
-                if (
-                    self.returned and self._decides()
-                ):  # what follows from it is asked anew: the DAG may have other tasks by then
+                if self.returned and self._decides():
+                    # What follows from it is asked anew: the DAG may have other tasks by then.
                     return core.Decision(codec.Answer(self.returned[-1], self.xcoms, raised="decided"))
                 return core.Decision(codec.Answer(list(error.tasks), self.xcoms, raised="skip_downstream"))
         return None

@@ -41,9 +41,9 @@ class JobAdapter(Protocol):
 
 
 @contextmanager
-def replaced(holder: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """One object's method, replaced for a while."""
-    object.__setattr__(holder, name, method)
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """One object's method or attribute, replaced for a while."""
+    object.__setattr__(holder, name, value)
     try:
         yield
     finally:
