@@ -395,11 +395,8 @@ class Entry(Ordering):
             push(key=key, value=value, **kwargs)
             self.xcoms[key] = value
 
-        object.__setattr__(self.ti, "xcom_push", xcom_push)
-        try:
+        with jobs.replaced(self.ti, "xcom_push", xcom_push):
             yield
-        finally:
-            object.__delattr__(self.ti, "xcom_push")
 
     # -- out -------------------------------------------------------------------------------------------------------
 
