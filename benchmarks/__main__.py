@@ -40,7 +40,7 @@ LIMITS = {
     "resume_100k_s": 2.0,
     "stream_rss_mb": 20.0,
 }
-ROUNDS = ("bare", "least", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full")
+ROUNDS = ("bare", "least", "statements", "first", "select", "replay", "replay_whole", "claim_empty", "claim_full")
 
 
 def main() -> int:
@@ -77,6 +77,7 @@ def main() -> int:
     figures = {
         "first_vs_bare": medians["first"] / medians["bare"],
         "least_vs_bare": medians["least"] / medians["bare"],
+        "statements_vs_bare": medians["statements"] / medians["bare"],
         "replay_vs_select": medians["replay"] / medians["select"],
         "claim_1m_vs_empty": medians["claim_full"] / medians["claim_empty"],
         "task_rss_mb": memory,

@@ -22,6 +22,9 @@ from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.migrations import upgrade
 from airflow_runguard.core.record import Holder, Order, Verdict
 from airflow_runguard.core.resp import Redis
+from airflow_runguard.core.rows import claim_parameters
+from airflow_runguard.core.seam import queries
+from airflow_runguard.core.sending import Sending
 from benchmarks import least
 
 DEPLOYMENT = "bench"
@@ -49,6 +52,7 @@ class Bench:
         self.empty, self.full = self._ledger(empty_url), self._ledger(full_url)
         self.leases = Leases(self.client, self.empty.installation)
         self._least = least.writer(empty_url)
+        self._plain = psycopg.connect(empty_url, autocommit=True)
         self._fill(full_url, rows)
         self._serial = 0
 
@@ -94,6 +98,29 @@ class Bench:
         def one(key: str) -> None:
             self.client.command("SET", key, token, "NX", "PX", 30_000)
             self._least(key)
+            self.client.command("EVAL", RELEASE, 1, key, token)
+
+        return self._timed(calls, one)
+
+    def statements(self, calls: int) -> float:
+        """The bare work's lease, and the two statements by which :meth:`first` writes: of ours only the ledger."""
+        token, send = uuid.uuid4().hex, Sending(self._plain)
+        entering = claim_parameters(self._order("any"), self._holder())
+        leaving = {
+            "generation": 1,
+            "nonce": token,
+            "actor": "bench",
+            "completeness": "full",
+            "error": "",
+            "missing": None,
+        }
+
+        def one(key: str) -> None:
+            self.client.command("SET", key, token, "NX", "PX", 30_000)
+            (entry,) = send(queries()["claim"], {**entering, "key": key, "nonce": token})
+            held = {"record_id": entry["record_id"], "fence": entry["fence"], "result": b'{"id": 1}'}
+            if not send(queries()["settle_body"], {**leaving, **held}):
+                raise RuntimeError("the measured record was not settled")
             self.client.command("EVAL", RELEASE, 1, key, token)
 
         return self._timed(calls, one)
