@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing, nullcontext
 from http.client import HTTPConnection
 from io import BytesIO
 from typing import Any, TypeVar
@@ -56,13 +56,9 @@ def attempt(
         return guard.run(ledger, guard.ready(ledger, client), work(order, body, **rules))
 
 
-@contextmanager
-def redis_of(url: str | None) -> Iterator[Redis | None]:
-    if url is None:
-        yield None
-    else:
-        with closing(Redis.from_url(url)) as client:
-            yield client
+def redis_of(url: str | None) -> AbstractContextManager[Any]:
+    """A client of its own; ``None`` where there is no Redis."""
+    return closing(Redis.from_url(url)) if url else nullcontext()
 
 
 def record_of(ledger: Ledger, order: Order) -> Record:

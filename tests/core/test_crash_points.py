@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,10 +24,9 @@ from airflow_runguard.core import guard
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
-from airflow_runguard.core.resp import Redis
 from demo.servers import Redis as RedisServer
 from demo.vendor_control import VendorControl
-from tests.core.accidents import attempt, charge, look_up, record_of, until
+from tests.core.accidents import attempt, charge, look_up, record_of, redis_of, until
 from tests.core.crash_worker import CALLS
 from tests.core.engine import open_ledger, order
 
@@ -106,26 +104,23 @@ def scenarios_of(on_doubt: str, *, with_redis: bool) -> Iterator[Scenario]:
 class Redises:
     """A Redis for each of the ends: databases of one server that lives on, and a server that does not."""
 
-    def __init__(self, lives: RedisServer, dies: RedisServer) -> None:
+    def __init__(self, lives: str, dies: RedisServer) -> None:
         self._dies = dies
-        self.urls = {"dies": dies.url, **{end: f"{lives.url[:-1]}{n}" for n, end in enumerate(REDIS[:-1])}}
-
-    def client(self, end: str) -> closing[Redis]:
-        return closing(Redis.from_url(self.urls[end]))
+        self.urls = {"dies": dies.url, **{end: f"{lives[:-1]}{n}" for n, end in enumerate(REDIS[:-1])}}
 
     def strike(self, leases: list[str]) -> None:
         """What becomes of each. ``leases`` are the keys of all scenarios' leases."""
         self._dies.kill()
-        with self.client("forgets") as client:
+        with redis_of(self.urls["forgets"]) as client:
             client.command("FLUSHDB")
-        with self.client("lies") as client:
+        with redis_of(self.urls["lies"]) as client:
             for lease in leases:
                 client.command("SET", lease, "somebody else")
 
     def check(self, leases: list[str], ledger: Ledger) -> None:
         """They hold no lease but those that are somebody else's, and remember what the ledger still has."""
         for end in self.urls.keys() - {"dies"}:
-            with self.client(end) as client:
+            with redis_of(self.urls[end]) as client:
                 left = {b"somebody else" if end == "lies" else None}
                 until(lambda: {client.command("GET", lease) for lease in leases}, left.__eq__, what=f"for {end}")
                 witness = Leases(client, ledger.installation).witness()
@@ -133,19 +128,11 @@ class Redises:
                 assert ledger.confront(witness)
 
 
-@pytest.fixture(scope="module")
-def lives(tmp_path_factory: pytest.TempPathFactory, needs_redis: None) -> Iterator[RedisServer]:
-    with RedisServer(tmp_path_factory.mktemp("lives")) as server:
-        yield server
-
-
 @pytest.fixture
-def redises(lives: RedisServer, server_directory: Path) -> Iterator[Redises]:
+def redises(needs_redis: None, empty_redis: str, server_directory: Path) -> Iterator[Redises]:
     """They know of nothing yet."""
-    with closing(Redis.from_url(lives.url)) as client:
-        client.command("FLUSHALL")
     with RedisServer(server_directory) as dies:
-        yield Redises(lives, dies)
+        yield Redises(empty_redis, dies)
 
 
 def die_all(scenarios: list[Scenario], ledger_url: str, vendor_url: str, redises: Mapping[str, str]) -> None:
