@@ -13,10 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
 from tests.core.accidents import redis_of
-from tests.core.engine import DEPLOYMENT, order
+from tests.core.engine import ledger_on, order
 from tests.core.world import ELSEWHERE, ENDLESS, SOMEBODY_ELSE, World
 
 COLUMNS = ("state", "effect", "needs_person", "fence", "generation", "open_calls", "late_applied", "expired")
@@ -111,8 +110,7 @@ def test_p01_p03_p05_every_path_of_the_small_model_pays_once_and_has_a_way_on(
     empty_redis: str | None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ledger = Ledger(lambda: connection, deployment=DEPLOYMENT)
-    ledger.check()
+    ledger = ledger_on(connection)
     what = order("k", calls=calls, on_doubt=on_doubt, **ENDLESS)
     names = ("body",) if calls == "body" else ("pay",)
     if redis and empty_redis is None:
