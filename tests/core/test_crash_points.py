@@ -94,10 +94,11 @@ DOUBTS = ("ask", "replay", "reconcile")
 
 
 def scenarios_of(on_doubt: str, *, with_redis: bool) -> Iterator[Scenario]:
-    """Each step; with Redis, each with two of its ends, and with the other two under the next ``on_doubt``."""
+    """Each step without Redis and with two of the ends of one; with the other two under the next ``on_doubt``."""
     body, explicit = [("body", step, "") for step in BODY_STEPS], [("explicit", *step) for step in EXPLICIT_STEPS]
     for number, (calls, step, call) in enumerate(body + explicit):
-        for redis in REDIS[(number + DOUBTS.index(on_doubt)) % 2 :: 2] if with_redis else [""]:
+        ends = REDIS[(number + DOUBTS.index(on_doubt)) % 2 :: 2] if with_redis else ()
+        for redis in ("", *ends):
             yield Scenario(calls, on_doubt, step, call, redis)
 
 
@@ -129,8 +130,11 @@ class Redises:
 
 
 @pytest.fixture
-def redises(needs_redis: None, empty_redis: str, server_directory: Path) -> Iterator[Redises]:
-    """They know of nothing yet."""
+def redises(empty_redis: str | None, server_directory: Path) -> Iterator[Redises | None]:
+    """They know of nothing yet. ``None`` in a run without Redis."""
+    if empty_redis is None:
+        yield None
+        return
     with RedisServer(server_directory) as dies:
         yield Redises(empty_redis, dies)
 
@@ -213,40 +217,28 @@ def live_on(scenario: Scenario, ledger_url: str, vendor: VendorControl, honours:
         assert len({request.key for request in requests}) == 1, (scenario, call)
 
 
-def die_and_live_on(
-    scenarios: list[Scenario],
+@pytest.mark.parametrize(
+    ("on_doubt", "honours"), [("ask", False), ("replay", False), ("reconcile", False), ("replay", True)]
+)
+def test_p04_a_process_killed_at_any_step_leaves_work_that_is_done_once(
+    on_doubt: str,
+    honours: bool,
     ledger: Ledger,
     ledger_url: str,
-    vendor: VendorControl,
-    honours: bool,
+    vendor_control: VendorControl,
     redises: Redises | None,
 ) -> None:
-    vendor.honour_keys(honours)
+    vendor_control.honour_keys(honours)
+    scenarios = list(scenarios_of(on_doubt, with_redis=redises is not None and not honours))
     urls = redises.urls if redises else {}
-    die_all(scenarios, ledger_url, vendor.url, urls)
+    die_all(scenarios, ledger_url, vendor_control.url, urls)
     leases = [Leases(None, ledger.installation)._key(order(s.key).identity) for s in scenarios]
     if redises:
         redises.strike(leases)
     with ThreadPoolExecutor(4) as pool:
-        for outcome in [pool.submit(live_on, s, ledger_url, vendor, honours, urls.get(s.redis)) for s in scenarios]:
-            outcome.result()
-    if redises:
+        for lived in [
+            pool.submit(live_on, s, ledger_url, vendor_control, honours, urls.get(s.redis)) for s in scenarios
+        ]:
+            lived.result()
+    if redises and not honours:
         redises.check(leases, ledger)
-
-
-@pytest.mark.parametrize(
-    ("on_doubt", "honours"), [("ask", False), ("replay", True), ("replay", False), ("reconcile", False)]
-)
-def test_p04_a_process_killed_at_any_step_leaves_work_that_is_done_once(
-    on_doubt: str, honours: bool, ledger: Ledger, ledger_url: str, vendor_control: VendorControl
-) -> None:
-    scenarios = list(scenarios_of(on_doubt, with_redis=False))
-    die_and_live_on(scenarios, ledger, ledger_url, vendor_control, honours, None)
-
-
-@pytest.mark.parametrize("on_doubt", DOUBTS)
-def test_p10_a_process_killed_at_any_step_leaves_work_that_is_done_once_whatever_becomes_of_redis(
-    on_doubt: str, ledger: Ledger, ledger_url: str, vendor_control: VendorControl, redises: Redises
-) -> None:
-    scenarios = list(scenarios_of(on_doubt, with_redis=True))
-    die_and_live_on(scenarios, ledger, ledger_url, vendor_control, False, redises)
