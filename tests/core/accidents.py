@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from http.client import HTTPConnection
 from io import BytesIO
 from typing import Any, TypeVar
@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from airflow_runguard.core import guard
 from airflow_runguard.core.errors import NotApplied
-from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Order, Record
+from airflow_runguard.core.resp import Redis
 from demo.vendor_control import VendorControl
 from tests.core.engine import open_ledger, work
 
@@ -48,13 +48,17 @@ def look_up(vendor: VendorControl, customer: str) -> guard.Applied | NotApplied:
     return guard.Applied(found[0]["id"]) if found else NotApplied("the vendor has no such charge")
 
 
-def attempt(url: str, order: Order, body: Callable[[guard.GuardContext], Any], **rules: Any) -> guard.How:
-    """One try of the work on a connection of its own, as another process would make it."""
-    ledger = open_ledger(url)
-    try:
-        return guard.run(ledger, Leases(None, ledger.installation), work(order, body, **rules))
-    finally:
-        ledger.close()
+def attempt(
+    url: str, order: Order, body: Callable[[guard.GuardContext], Any], *, redis_url: str | None = None, **rules: Any
+) -> guard.How:
+    """One try of the work on connections of its own, as another process would make it."""
+    with closing(open_ledger(url)) as ledger, redis_of(redis_url) as client:
+        return guard.run(ledger, guard.ready(ledger, client), work(order, body, **rules))
+
+
+def redis_of(url: str | None) -> AbstractContextManager[Any]:
+    """A client of its own; ``None`` where there is no Redis."""
+    return closing(Redis.from_url(url)) if url else nullcontext()
 
 
 def record_of(ledger: Ledger, order: Order) -> Record:

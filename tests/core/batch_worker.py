@@ -2,8 +2,8 @@
 
 It has loaded all that a worker needs, so that a worker costs a fork. Each line that it reads is ``null`` (end the last
 child's turn) or a plan: ``ledger``, ``vendor`` (URLs), ``key``, ``items`` (how many), ``concurrency``, ``bulk``,
-``on_doubt``. It answers a plan with the child's pid, and ``null`` with how that child's batch ended: nothing where it
-was killed. Until then the child is not reaped, so that its pid means nobody else.
+``on_doubt``, ``redis`` (a URL; ``null`` = none). It answers a plan with the child's pid, and ``null`` with how that
+child's batch ended: nothing where it was killed. Until then the child is not reaped, so that its pid means nobody else.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def work(plan: dict[str, Any]) -> guard.How:
         what=batches.order(plan["key"], on_doubt=plan["on_doubt"], max_claims=1000),
         concurrency=plan["concurrency"],
         bulk=plan["bulk"],
+        redis_url=plan["redis"],
     )
 
 

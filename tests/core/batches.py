@@ -10,10 +10,10 @@ from airflow_runguard.core import guard
 from airflow_runguard.core.batch import Batch, ItemContext
 from airflow_runguard.core.conduct import conduct
 from airflow_runguard.core.items import Items
-from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, Order, Record
 from tests.core import engine
+from tests.core.accidents import redis_of
 
 
 def invoices(*ids: Any) -> list[dict[str, Any]]:
@@ -52,6 +52,7 @@ def run(
     *,
     what: Order | None = None,
     work: dict[str, Any] | None = None,
+    redis_url: str | None = None,
     **rules: Any,
 ) -> guard.How:
     batch = Batch(
@@ -62,7 +63,8 @@ def run(
     )
     what = what or order()
     todo = engine.work(what, lambda context: conduct(batch, context), **(work or {}))
-    return guard.run(ledger, Leases(None, ledger.installation), todo)
+    with redis_of(redis_url) as client:
+        return guard.run(ledger, guard.ready(ledger, client), todo)
 
 
 def record(ledger: Ledger, what: Order | None = None) -> Record:

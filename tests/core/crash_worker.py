@@ -1,9 +1,10 @@
 """A process whose children each make one attempt, and are killed or frozen at the step that they were told.
 
 Reads a plan from standard input: ``ledger`` and ``vendor`` (URLs), ``signal``, the order's ``rules``, and ``scenarios``
-of ``key``, ``calls``, ``on_doubt``, ``step`` and ``call``. Forks one child for each scenario, a few at a time, and
-writes for each key the signal that ended it, or how its attempt ended. The production code knows nothing of it: steps
-are reached by subclasses that do the same as their parents and raise the signal before or after.
+of ``key``, ``calls``, ``on_doubt``, ``step``, ``call`` and ``redis`` (a URL, or ``null`` for none). Forks one child for
+each scenario, a few at a time, and writes for each key the signal that ended it, or how its attempt ended. The
+production code knows nothing of it: steps are reached by subclasses that do the same as their parents and raise the
+signal before or after.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from airflow_runguard.core import guard
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Claim, Written
+from airflow_runguard.core.resp import Redis
 from demo.vendor_control import VendorControl
 from tests.core.accidents import charge
 from tests.core.engine import DEPLOYMENT, order, work
@@ -108,7 +110,7 @@ def live(plan: dict[str, Any], scenario: dict[str, Any]) -> str:
     ledger = DoomedLedger(lambda: psycopg.connect(plan["ledger"]), deployment=DEPLOYMENT)
     ledger.fate = fate
     ledger.check()
-    leases = DoomedLeases(None, ledger.installation)
+    leases = DoomedLeases(scenario["redis"] and Redis.from_url(scenario["redis"]), ledger.installation)
     leases.fate = fate
     what = order(
         scenario["key"],

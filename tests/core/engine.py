@@ -22,6 +22,13 @@ def open_ledger(url: str) -> Ledger:
     return ledger
 
 
+def ledger_on(connection: psycopg.Connection[Any]) -> Ledger:
+    """A ledger whose connection, and so its transactions, are the test's."""
+    ledger = Ledger(lambda: connection, deployment=DEPLOYMENT)
+    ledger.check()
+    return ledger
+
+
 def identity(key: str, namespace: str = "billing") -> Identity:
     return keys.identity(DEPLOYMENT, namespace, key)
 

@@ -1,6 +1,7 @@
 """Batches whose process is killed at random moments: each item is charged once, and what nobody knows is said.
 
-A round is one ``kill -9``. The seed is printed; ``RUNGUARD_SEED=… pytest …`` repeats the kills of one run.
+A round is one ``kill -9``. The seed is printed; ``RUNGUARD_SEED=… pytest …`` repeats the kills of one run. Two of the
+cases hold their lease in a real Redis too, which at each kill forgets it, or keeps it for the dead.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from airflow_runguard.core.record import CallState
 from demo.vendor import Vendor
 from demo.vendor_control import VendorControl
 from tests.core import batches, books
+from tests.core.accidents import redis_of
 
 ROOT = Path(__file__).parents[2]
 ITEMS, KILLS = 60, 6
@@ -63,12 +65,16 @@ def workers() -> Iterator[Workers]:
 
 @dataclass(frozen=True)
 class Case:
-    """:param honours: whether the vendor honours idempotency keys."""
+    """
+    :param honours: whether the vendor honours idempotency keys.
+    :param redis: what the Redis that holds the lease does at each kill: ``forgets`` or ``keeps``; '' = there is none.
+    """
 
     on_doubt: str
     honours: bool
     concurrency: int
     bulk: int | None = None
+    redis: str = ""
 
     @property
     def at_once(self) -> int:
@@ -78,8 +84,8 @@ class Case:
 
 CASES = {
     "asks": Case("ask", honours=False, concurrency=4),
-    "replays": Case("replay", honours=True, concurrency=4),
-    "bulk": Case("ask", honours=False, concurrency=2, bulk=2),
+    "replays": Case("replay", honours=True, concurrency=4, redis="forgets"),
+    "bulk": Case("ask", honours=False, concurrency=2, bulk=2, redis="keeps"),
 }
 
 
@@ -92,10 +98,12 @@ def test_p03_kill_9_at_random_moments_charges_each_item_once(
     vendor: Vendor,
     vendor_control: VendorControl,
     workers: Workers,
+    empty_redis: str | None,
     case: Case,
     batches_of_a_case: int,
 ) -> None:
     vendor_control.honour_keys(case.honours)
+    redis_url = empty_redis if case.redis else None
     first = int(os.environ.get("RUNGUARD_SEED") or random.SystemRandom().randrange(1_000_000))
     for seed in range(first, first + batches_of_a_case):
         sys.stdout.write(f"RUNGUARD_SEED={seed}\n")
@@ -107,6 +115,7 @@ def test_p03_kill_9_at_random_moments_charges_each_item_once(
             "concurrency": case.concurrency,
             "bulk": case.bulk,
             "on_doubt": case.on_doubt,
+            "redis": redis_url,
         }
         chance = random.Random(seed)
         begun = vendor_control.charges()
@@ -121,6 +130,9 @@ def test_p03_kill_9_at_random_moments_charges_each_item_once(
             # Its server process may still write the last of what it was sent, a longer lease among it.
             books.wait_until(lambda: sql.execute(BACKENDS).fetchone() == (0,), "the dead worker's connection is gone")
             sql.execute("update runguard.record set lease_until = clock_timestamp() where state = 'running'")
+            if redis_url and case.redis == "forgets":
+                with redis_of(redis_url) as client:
+                    client.command("FLUSHALL")
         workers.start(plan)
         check(ledger, vendor_control, case, plan["key"], workers.ended())
 

@@ -65,9 +65,7 @@ def sessions(ledger_url: str, sql: SQL) -> Iterator[tuple[Session, Session]]:
         made = []
         for _ in range(2):
             connection = stack.enter_context(closing(psycopg.connect(ledger_url)))
-            ledger = Ledger(lambda connection=connection: connection, deployment=engine.DEPLOYMENT)  # type: ignore[misc]
-            ledger.check()
-            made.append(Session(connection, ledger, sql, pool))
+            made.append(Session(connection, engine.ledger_on(connection), sql, pool))
         yield made[0], made[1]
 
 

@@ -1,8 +1,8 @@
 """An exhaustive walk of the small model: every order of every step, on the real functions of the ledger.
 
 Two holders, one person, and each holder may freeze or die before any step (dead is who never moves again). A node is
-the whole state of record, calls, holders and vendor; each is visited once. No path pays twice without a person's false
-word, and none ends where nobody can move on.
+the whole state of record, calls, holders, vendor and (in one walk) Redis; each is visited once. No path pays twice
+without a person's false word, and none ends where nobody can move on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import State
-from tests.core.engine import DEPLOYMENT, order
-from tests.core.world import ELSEWHERE, ENDLESS, World
+from tests.core.accidents import redis_of
+from tests.core.engine import ledger_on, order
+from tests.core.world import ELSEWHERE, ENDLESS, SOMEBODY_ELSE, World
 
 COLUMNS = ("state", "effect", "needs_person", "fence", "generation", "open_calls", "late_applied", "expired")
 TIMES = ("first_unknown_at", "first_intent_at", "no_later_than")
@@ -48,6 +48,7 @@ class Walk:
                 self.go(way)
             if action[0] not in ELSEWHERE:
                 self.connection.execute(f"rollback to savepoint {place}")
+            world.recall()
         self.connection.execute(f"release savepoint {place}")
         bounded = 0 in (world.may_claim, world.may_call, world.may_answer)
         assert moves or bounded or world.state is State.DONE, f"nobody moves on from {world.path}"
@@ -63,12 +64,15 @@ class Walk:
         ]
         workers = [[w.generation, w.fence, sorted(w.under_way.items())] for w in world.workers.values()]
         vendor = sorted(world.effects), sorted(world.excused)
+        tokens = {w.who.nonce: [w.generation, w.fence] for w in world.workers.values()}
+        redis = world.redis and (tokens.get(world.lease, world.lease == SOMEBODY_ELSE), world.witness is None)
         return repr(
             (
                 line,
                 calls,
                 sorted(map(repr, workers)),
                 vendor,
+                redis,
                 world.may_claim,
                 world.may_call,
                 world.may_answer,
@@ -86,12 +90,13 @@ def connection(ledger_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("calls", "on_doubt", "may_claim", "kinds", "at_least"),
+    ("calls", "on_doubt", "may_claim", "kinds", "redis", "at_least"),
     [
-        ("body", "ask", 3, ("unknown", "refused", "declined", "quota"), 900),
-        ("body", "replay", 2, ("unknown", "refused", "declined", "quota"), 400),
-        ("explicit", "ask", 2, ("unknown", "refused"), 1_500),
-        ("explicit", "replay", 2, ("refused",), 1_000),
+        ("body", "ask", 3, ("unknown", "refused", "declined", "quota"), False, 900),
+        ("body", "ask", 2, ("unknown",), True, 300),
+        ("body", "replay", 2, ("unknown", "refused", "declined", "quota"), False, 400),
+        ("explicit", "ask", 2, ("unknown", "refused"), False, 1_500),
+        ("explicit", "replay", 2, ("refused",), False, 1_000),
     ],
 )
 def test_p01_p03_p05_every_path_of_the_small_model_pays_once_and_has_a_way_on(
@@ -99,19 +104,24 @@ def test_p01_p03_p05_every_path_of_the_small_model_pays_once_and_has_a_way_on(
     on_doubt: str,
     may_claim: int,
     kinds: tuple[str, ...],
+    redis: bool,
     at_least: int,
     connection: psycopg.Connection[Any],
+    empty_redis: str | None,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ledger = Ledger(lambda: connection, deployment=DEPLOYMENT)
-    ledger.check()
+    ledger = ledger_on(connection)
     what = order("k", calls=calls, on_doubt=on_doubt, **ENDLESS)
     names = ("body",) if calls == "body" else ("pay",)
-    world = World(ledger, connection, what, names, kinds=kinds, may_claim=may_claim, may_call=may_claim, may_answer=1)
-    connection.execute("begin")
-    walk = Walk(connection)
-    walk.go(world)
-    connection.execute("rollback")
+    if redis and empty_redis is None:
+        pytest.skip("this walk has Redis in it, and this run has none")
+    with redis_of(empty_redis if redis else None) as client:
+        bounds = {"may_claim": may_claim, "may_call": may_claim, "may_answer": 1}
+        world = World(ledger, connection, what, names, kinds=kinds, redis=client, **bounds)
+        connection.execute("begin")
+        walk = Walk(connection)
+        walk.go(world)
+        connection.execute("rollback")
     with capsys.disabled():
-        print(f"\n{calls}, on_doubt={on_doubt}: {len(walk.seen)} states, {walk.steps} steps")  # noqa: T201
+        print(f"\n{calls}, on_doubt={on_doubt}, redis={redis}: {len(walk.seen)} states, {walk.steps} steps")  # noqa: T201
     assert len(walk.seen) > at_least

@@ -35,7 +35,7 @@ class FrozenHolder:
     """A process that was stopped at ``step`` of its attempt, and whose lease (one second) then runs out."""
 
     def __init__(self, url: str, vendor: VendorControl, key: str, calls: str, step: str, call: str, rules: Any) -> None:
-        scenario = {"key": key, "calls": calls, "on_doubt": "ask", "step": step, "call": call}
+        scenario = {"key": key, "calls": calls, "on_doubt": "ask", "step": step, "call": call, "redis": None}
         self._plan = {
             "ledger": url,
             "vendor": vendor.url,

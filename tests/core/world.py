@@ -1,8 +1,9 @@
 """A small world around one record: holders that may freeze and die, a vendor, a person, and what is really true.
 
 :class:`World` keeps a plain model of the design beside the real ledger. Every action is done to both; then the
-ledger's answer and state must be the model's, and the laws must hold (:meth:`World.check`). ``test_state_machine.py``
-walks it at random, ``test_small_model.py`` exhaustively.
+ledger's answer and state must be the model's, and the laws must hold (:meth:`World.check`). With a Redis, holders keep
+their lease there too, and it may forget or lie. ``test_state_machine.py`` walks it at random, ``test_small_model.py``
+exhaustively.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import psycopg
 
 from airflow_runguard.core import sending
+from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import (
     Effect,
@@ -29,8 +31,10 @@ from airflow_runguard.core.record import (
     Settlement,
     State,
     Verdict,
+    Witness,
     Written,
 )
+from airflow_runguard.core.resp import Redis
 from tests.core.engine import holder
 
 Action = tuple[Any, ...]
@@ -46,8 +50,11 @@ select r.*, runguard.broken(r) as broken, lease_until < clock_timestamp() as exp
   from runguard.record r where r.key = %(key)s
 """
 
-ELSEWHERE = {"send", "die"}
+ELSEWHERE = {"send", "die", "forget", "lie"}
 """Actions that happen away from the ledger: it is not asked, and its lines stay."""
+
+SOMEBODY_ELSE = "somebody else"
+"""Whose lease it is in a Redis that lies."""
 
 SIGNS_OF_LIFE = ("lease_until", "expired", "no_later_than", "updated_at", "digest")
 """What a renewal moves, which is no event: a holder that lives, with a call open, may still send."""
@@ -81,6 +88,7 @@ class Worker:
     generation: int
     fence: int
     under_way: dict[str, Sending] = field(default_factory=dict)
+    last_event: int = 0
 
 
 @dataclass
@@ -95,6 +103,7 @@ class World:
     may_call: int = 10**9
     may_answer: int = 10**9
     """How often the person may answer, release and reopen."""
+    redis: Redis | None = None
 
     # What the design says should be so:
     state: State | None = None
@@ -119,6 +128,11 @@ class World:
     """The fence under which each call was granted last."""
     workers: dict[int, Worker] = field(default_factory=dict)
 
+    # What Redis should say:
+    lease: str | None = None
+    """Whose lease it is."""
+    witness: Witness | None = None
+
     # What is so at the vendor:
     effects: list[tuple[int, str, int]] = field(default_factory=list)
     excused: set[tuple[int, str]] = field(default_factory=set)
@@ -128,6 +142,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.looking = sending.Sending(self.sql)  # what it prepares outlives a rollback
+        self.leases = Leases(self.redis, self.ledger.installation)
 
     def fork(self) -> World:
         """The same world, to go another way; the ledger's side is the caller's to bring back."""
@@ -176,6 +191,8 @@ class World:
             able += [("expire",)] * (not self.expired) + [("release",)] * bool(self.may_answer)
         if self.expired:
             able.append(("sweep",))
+        if self.redis is not None:
+            able += [("forget",)] * bool(self.lease or self.witness) + [("lie",)] * (self.lease != SOMEBODY_ELSE)
         if self.may_answer:
             if self.state is State.IN_DOUBT:
                 able += [("resolve", answer, None) for answer in ("happened", "did_not_happen", "failed")]
@@ -196,6 +213,10 @@ class World:
         if self.expired:
             self._found_dead(State.RUNNING)
         who = holder(ti_id=uuid.uuid4().hex)
+        if (witness := self.leases.witness()) is not None:
+            assert self.ledger.confront(witness), ("a witness denies what is there", self.path)
+        self.leases.acquire(self.order.identity, who.nonce, self.order.lease)
+        self.lease = self.lease or who.nonce
         claim = self.ledger.claim(self.order, who)
         assert claim.verdict is self._due(), (claim, self.path)
         if claim.verdict is Verdict.RUN:
@@ -206,6 +227,8 @@ class World:
             self.workers[slot] = Worker(who, self.generation, self.fence)
             if self.order.calls == "body":
                 self._granted(slot, "body", claim.attempt)
+        else:
+            self._leaves(who)
 
     def _due(self) -> Verdict:
         """What a claim must be answered."""
@@ -237,9 +260,21 @@ class World:
     def _write(self, worker: Worker, **what: Any) -> Written:
         grant = Grant(self.order.identity, self._id(), worker.generation, worker.fence)
         written = self.ledger.write(grant, holder=worker.who, order=self.order, **what)
+        worker.last_event = written.event_id or worker.last_event
         if self._mine(worker) and self.state is State.RUNNING:
             self.expired = False  # whoever writes in time is alive
+        if written.held:
+            self.leases.renew(self.order.identity, worker.who.nonce, self.order.lease)
+            self.lease = self.lease or worker.who.nonce
         return written
+
+    def _leaves(self, who: Holder, last_event: int = 0) -> None:
+        witness = Witness(self.ledger.epoch, last_event, who.nonce) if last_event else None
+        self.leases.release(self.order.identity, who.nonce, witness)
+        if self.lease == who.nonce:
+            self.lease = None
+        if witness and (self.witness is None or witness.event_id >= self.witness.event_id):
+            self.witness = witness
 
     def _intent(self, slot: int, name: str) -> None:
         worker = self.workers[slot]
@@ -275,6 +310,8 @@ class World:
         if left_as:
             del self.workers[slot]
         self._write(worker, outcomes=[outcome], settlement=settlement)
+        if left_as:
+            self._leaves(worker.who, worker.last_event)
         if mine and name in self.unresolved and name not in self.reported:
             self._answered(name, kind, sending)
             if before is State.IN_DOUBT or left_as:
@@ -315,12 +352,32 @@ class World:
         mine = self._mine(worker)
         result = Result(b"all") if state is State.DONE else None
         written = self._write(worker, settlement=Settlement(state, result=result))
+        self._leaves(worker.who, worker.last_event)
         if mine:
             self._left(state)
             assert (written.verdict, written.state) == ("ok", self.state)
 
     def _die(self, slot: int) -> None:
         del self.workers[slot]
+
+    # -- Redis ---------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self.lease = self.witness = None
+        self.recall()
+
+    def _lie(self) -> None:
+        self.lease = SOMEBODY_ELSE
+        self.recall()
+
+    def recall(self) -> None:
+        """Redis says again what it should, whatever was said to it since."""
+        if self.redis is not None:
+            self.redis.command("DEL", self.leases._key(self.order.identity), self.leases._prefix + "witness")
+            if self.lease:
+                self.leases.acquire(self.order.identity, self.lease, self.order.lease)
+            if self.witness:
+                self.leases.release(self.order.identity, "", self.witness)
 
     # -- time and people -----------------------------------------------------------------------------------------
 
@@ -387,6 +444,10 @@ class World:
 
     def check(self) -> None:
         said, before = self.path, self.seen
+        if self.redis is not None:
+            token = self.redis.command("GET", self.leases._key(self.order.identity))
+            assert token == (self.lease and self.lease.encode()), ("another's lease", said)
+            assert self.leases.witness() == self.witness, said
         now = before if said and said[-1][0] in ELSEWHERE else self.look()
         self.seen = now
         assert (now is None) == (self.state is None), said
