@@ -167,6 +167,15 @@ def test_a_deferrable_request_is_made_by_the_worker():
     assert operator.deferrable is False
 
 
+@pytest.mark.parametrize("kind", ["BeamRunPythonPipelineOperator", "BeamRunJavaPipelineOperator"])
+def test_p03_a_pipeline_that_a_trigger_would_start_is_started_by_the_worker(kind):
+    """Airflow starts a trigger anew when a triggerer dies: a second pipeline, behind the guard's back."""
+    beam = provider_operator(f"airflow.providers.apache.beam.operators.beam.{kind}")
+    beam.deferrable = True
+    operator = guarded(beam)(task_id="t", guard=ASK)
+    assert operator.deferrable is False
+
+
 def test_default_args_reach_a_guarded_task():
     defaults = {"retries": 3, "owner": "billing", "guard": Guard(on_doubt="ask", key="k")}
     with DAG("e", schedule=None, start_date=datetime(2026, 1, 1, tzinfo=UTC), default_args=defaults):
