@@ -113,8 +113,8 @@ def _http_order(operator: Any) -> dict[str, Any]:
     return order | {name: handed_on[name] for name in ("json", "params") if name in handed_on}
 
 
-def _http_in_the_worker(operator: Any) -> None:
-    # Deferrable, it would send from the triggerer, which sends again after a restart; on the worker it is one request.
+def _in_the_worker(operator: Any) -> None:
+    # Deferrable, it would send from the triggerer, which sends again after a restart.
     operator.deferrable = False
 
 
@@ -122,6 +122,7 @@ IN_THE_TRIGGERER = Adapter(
     refused="it sends from the triggerer, which sends again after a restart; make the request in a function of your "
     "own (guarded_task)"
 )
+BEAM = "airflow.providers.apache.beam.operators.beam"
 AZURE = "airflow.providers.microsoft.azure.operators"
 
 RESUMABLE = Adapter(known=True, job=ResumableJob())
@@ -140,12 +141,15 @@ ADAPTERS: Mapping[str, Adapter] = {
         single_request=_http_is_single,
         takes_answer="process_response",
         checks_answer=lambda operator: operator.response_check is not None,
-        prepare=_http_in_the_worker,
+        prepare=_in_the_worker,
         known=True,
     ),
     "airflow.providers.common.sql.operators.sql.SQLExecuteQueryOperator": Adapter(
         arguments=_fields("sql", "parameters", "database"), known=True
     ),
+    # Their triggers start the pipeline, except on Dataflow; which runner it is, a template may say.
+    f"{BEAM}.BeamRunPythonPipelineOperator": Adapter(prepare=_in_the_worker),
+    f"{BEAM}.BeamRunJavaPipelineOperator": Adapter(prepare=_in_the_worker),
     f"{AZURE}.msgraph.MSGraphAsyncOperator": IN_THE_TRIGGERER,
     f"{AZURE}.powerbi.PowerBIDatasetRefreshOperator": IN_THE_TRIGGERER,
     f"{AZURE}.analysis_services.AzureAnalysisServicesRefreshOperator": IN_THE_TRIGGERER,

@@ -42,6 +42,7 @@ def list_records(ledger: Ledger, *, limit: int = 100, after: int = 0, **filters:
     page = found[:limit]
     return {
         "now": ledger.check()["now"],
+        "deployment": ledger.deployment,
         "records": [_record(record) for record in page],
         "next": page[-1].id if len(found) > limit else None,
     }
@@ -65,7 +66,8 @@ def find(ledger: Ledger, name: str, namespace: str | None = None) -> Record:
         where = f" in namespace {namespace!r}" if namespace is not None else ""
         raise Refused(
             f"The ledger has no record {name!r}{where} of deployment {ledger.deployment!r}. Nothing was changed.",
-            "Look for it with `airflow runguard list --key-prefix …`, or say another --deployment.",
+            "Look for it with `airflow runguard list --key-prefix …`, or say another --deployment (what dag.test() did "
+            "has one of its own: NAME~test).",
         )
     several = "; ".join(f"--namespace={r.identity.namespace} {r.identity.key}" for r in found)
     raise Refused(f"{name!r} names {len(found)} records: {several}. Nothing was changed.", "Say which one.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast, overload
 
@@ -46,6 +47,17 @@ class _GuardedTaskDecorator(_TaskDecorator[Any, Any, Any]):
     def _expand(self, *args: Any, **kwargs: Any) -> Any:
         check_mapped(self.kwargs.get("guard"), self.operator_class)
         return super()._expand(*args, **kwargs)
+
+    def override(self, **options: Any) -> Any:
+        """The same task with other options, the guard's among them.
+
+        :raises PlanningError: those of a batch, whose function is made for its guard.
+        """
+        mine = _taken(options)
+        if (mine or "guard" in options) and hasattr(self.function, "_items"):
+            raise PlanningError("A batch's guard cannot be overridden.", "Decorate its function once more.")
+        guard = options.pop("guard", self.kwargs["guard"])
+        return super().override(**options, guard=replace(guard, **mine) if mine else guard)
 
 
 if TYPE_CHECKING:
@@ -102,6 +114,13 @@ if TYPE_CHECKING:
         doc_md: str
 
 
+def _taken(options: dict[str, Any]) -> dict[str, Any]:
+    """The guard's own options, taken out of all."""
+    mine = {name: options.pop(name) for name in list(options) if name in GuardOptions.__annotations__}
+    _check_names(options)
+    return mine
+
+
 def _check_names(options: Iterable[str]) -> None:
     """What no operator takes and looks like an option of the guard is one, misspelt.
 
@@ -109,7 +128,7 @@ def _check_names(options: Iterable[str]) -> None:
     """
     parameters = inspect.signature(BaseOperator.__init__).parameters
     for name in options:
-        if name in parameters:
+        if name in parameters or name == "guard":
             continue
         import difflib  # of no use to almost every task process
 
@@ -147,9 +166,8 @@ def guarded_task(
     :param options: those of :class:`Guard`; all others are the operator's (``retries``, ``pool``, …).
     :raises PlanningError: an option or value that cannot be used, when the DAG is parsed.
     """
-    mine = {name: options.pop(name) for name in list(options) if name in GuardOptions.__annotations__}
+    mine = _taken(options)
     guard = options.pop("guard", None) or Guard(**mine)
-    _check_names(options)
 
     def decorate(function: Callable[..., Any]) -> Any:
         injectable, takes_guard = injected(function)

@@ -43,6 +43,7 @@ class Standing:
 def command(verb: str, identity: Identity, options: str = "") -> str:
     """A line to paste into a shell."""
     name = shlex.quote(str(identity))
+    options = f"{options} {identity.where}".strip()
     parts = (verb, options, "--", name) if str(identity).startswith("-") else (verb, name, options)
     return " ".join(("airflow runguard", *filter(None, parts)))
 
@@ -104,8 +105,10 @@ def standing(record: Record, calls: Sequence[Call], now: datetime) -> Standing:
                 _wakes(record, now),
             )
         case State.FAILED if record.effect is Effect.NOT_APPLIED:
+            unplanned = record.failure_class is FailureClass.PLANNING  # what was sent beside guard.call is not known
+            it = "No guarded call of it happened" if unplanned else "It did not happen"
             return Standing(
-                f"It did not happen, and waiting will not mend it: {_trouble(record)}.",
+                f"{it}, and waiting will not mend it: {_trouble(record)}.",
                 "A person mends the cause and clears the task; the next try then runs it"
                 if record.needs_person
                 else "The next try or run does; clear the task if there is none",
@@ -306,9 +309,12 @@ def _let_go(record: Record, calls: Sequence[Call]) -> dict[str, str]:
     told = any(call.generation == record.generation and call.state is CallState.PAUSED for call in calls)
     if record.state is not State.FAILED or record.failure_class is not FailureClass.QUOTA or not (told or record.gate):
         return {}
-    gate = f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"
-    let_go = gate if record.gate else command("resume", record.identity, "--reason=…")
+    let_go = _opens(record.identity, record.gate) if record.gate else command("resume", record.identity, "--reason=…")
     return {"The vendor lets it go on now; then clear the task": let_go}
+
+
+def _opens(identity: Identity, gate: str) -> str:
+    return f"airflow runguard quota open {shlex.quote(gate)} {identity.where}".rstrip() + " --reason=…"
 
 
 def _for_good(record: Record, now: datetime) -> bool:
@@ -324,7 +330,7 @@ def _not_before(record: Record, now: datetime) -> str:
 def _wakes(record: Record, now: datetime) -> dict[str, str]:
     """What lets a record go on now that waits."""
     if record.gate and _for_good(record, now):
-        return {"The vendor lets it go on now": f"airflow runguard quota open {shlex.quote(record.gate)} --reason=…"}
+        return {"The vendor lets it go on now": _opens(record.identity, record.gate)}
     return {"It may go on now": command("resume", record.identity, "--reason=…")}
 
 

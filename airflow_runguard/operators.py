@@ -223,8 +223,14 @@ def injected(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
         return function, cast(bool, function._takes_guard)  # type: ignore[attr-defined]
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    if not parameters or parameters[0].name != "guard":
+    taken = [p for p in parameters if p.name == "guard" or _is_guard(p.annotation)]
+    if not taken:
         return function, False
+    if taken != parameters[:1] or taken[0].name != "guard" or taken[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise PlanningError(
+            f"{function.__name__}{signature} takes the guard where it is not filled in.",
+            "Make it the first parameter, named `guard`, and not behind a `*`.",
+        )
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -239,6 +245,11 @@ def injected(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     wrapper.__signature__ = signature.replace(parameters=parameters[1:])  # type: ignore[attr-defined]
     wrapper._takes_guard = True  # type: ignore[attr-defined]
     return wrapper, True
+
+
+def _is_guard(annotation: Any) -> bool:
+    name = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    return name.rpartition(".")[2] == core.GuardContext.__name__
 
 
 def for_function(guard: Guard, takes_guard: bool) -> Guard:

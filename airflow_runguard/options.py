@@ -290,7 +290,7 @@ def seconds(value: Seconds | None, default: float) -> float:
 def check_mapped(guard: Guard | None, cls: type) -> None:
     if guard is None or guard.key is None:
         raise PlanningError(
-            f"A mapped {cls.__name__} has no key of its own: map_index is a position, which another run gives to other "
-            "work.",
-            "Name the work by its content: guard=Guard(key='invoice/{{ args.invoice.id }}').",
+            f"A mapped {getattr(cls, 'custom_operator_name', cls.__name__)} has no key of its own: map_index is a "
+            "position, which another run gives to other work.",
+            "Name the work by its content: key='invoice/{{ args.invoice.id }}' (of an operator: guard=Guard(key=…)).",
         )

@@ -45,7 +45,8 @@ def said(data: Data) -> str:
 
 def records(data: Data) -> str:
     if not data["records"]:
-        return "No record."
+        tested = "" if "~" in data["deployment"] else f" What dag.test() did: --deployment={data['deployment']}~test."
+        return f"No record of deployment {data['deployment']!r}.{tested}"
     rows = [("ID", "RECORD", "STATE", "GEN", "SINCE", "NOTE")]
     for record in data["records"]:
         name = f"{record['namespace']}/{record['key']}"

@@ -386,6 +386,22 @@ def test_the_records_of_a_test_deployment_are_seen_under_its_name(ask: Type, led
     assert ask("show", "inv-7", deployment="test~dag").data["deployment"] == "test~dag"
 
 
+def test_p13_no_command_of_a_test_s_record_names_the_airflow_s_own_one(run: Type, ask: Type, ledger_url: str) -> None:
+    """Pasted as it is, `reopen billing/inv-7` would order the real one anew."""
+    assert "dag.test() did: --deployment=test~test" in run("list").out
+    assert "NAME~test" in run("show", "inv-7").err
+    with closing(Ledger(lambda: psycopg.connect(ledger_url), deployment="test~test")) as ledger:
+        order = engine.order("inv-7")
+        identity = keys.identity("test~test", "billing", "inv-7")
+        books.bring(ledger, State.DONE, type(order)(identity=identity, payload=order.payload))
+    said = ask("explain", "inv-7", deployment="test~test").data
+    assert said["commands"]
+    assert all("--deployment='test~test'" in typed for typed in said["commands"].values())
+    assert (
+        run("list", "--state", "failed", deployment="test~test").out.strip() == "No record of deployment 'test~test'."
+    )
+
+
 # -- people's changes --------------------------------------------------------------------------------------------------
 
 

@@ -329,7 +329,7 @@ class _Conductor(Holding):
         return bool(again or asks or summary["pending"])
 
     def _ended_with_trouble(self, why: str, summary: dict[str, Any]) -> Ended:
-        name = f"'{self.claim.identity}'"
+        name = self.claim.identity.typed
         parts = [why]
         if summary["in_doubt"]:
             parts.append(

@@ -35,7 +35,7 @@ from airflow_runguard.core.record import (
     Result,
     Written,
 )
-from airflow_runguard.core.returned import accept, chain
+from airflow_runguard.core.returned import accept, called, chain
 from airflow_runguard.core.rows import outcome_state
 from airflow_runguard.core.work import (
     BODY,
@@ -198,6 +198,7 @@ class GuardContext:
         """
 
         def make(go: Go) -> T:
+            called(f"guard.call({name!r})", fn)
             value = fn(*args, **self._with_key(go, vendor_key_as, arguments))
             accept(f"guard.call({name!r})", fn, value)
             return value
@@ -363,6 +364,7 @@ class GuardContext:
             token = _calling.set(name)
             try:
                 with self._work.watch(f"call {name}"):
+                    called(f"guard.acall({name!r})", fn)
                     value = await fn(*args, **self._with_key(go, vendor_key_as, arguments))
                     accept(f"guard.acall({name!r})", None, value)
             except BaseException as error:

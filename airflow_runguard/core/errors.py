@@ -29,7 +29,7 @@ class RunGuardError(Exception):
 class PlanningError(RunGuardError):
     """Found before any call: a key, payload, option or Connection that cannot be used. The ledger is untouched."""
 
-    remedy = "Correct the task's definition; no call was made."
+    remedy = "Correct the task's definition (or the option named); no call was made."
 
 
 class LedgerUnavailable(RunGuardError):

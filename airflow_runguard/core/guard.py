@@ -98,7 +98,10 @@ SOON = 30.0
 NO_MORE_PAUSES = "It has waited as often, or as long, as it may, without progress."
 STAYS = 600.0
 """Seconds beyond its slot within which a task that keeps its place must be back."""
-NO_CALL = "Wrap the request in guard.call(name, fn, …), or say allow_no_call=True."
+NO_CALL = (
+    "Wrap the request in guard.call(name, fn, …), or say allow_no_call=True. What it has sent without one is not "
+    "booked: look at the vendor before you clear the task, which would send it again."
+)
 
 
 def ready(ledger: Ledger, client: Redis | None) -> Leases:

@@ -6,6 +6,7 @@ Everything here is frozen and does no I/O. The SQL has the same words in its col
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -152,6 +153,17 @@ class Identity:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.key}"
+
+    @property
+    def where(self) -> str:
+        """What a command needs besides the name. Left to itself it means the Airflow's own record, and not the one of
+        the same name that ``dag.test()`` made (``production~test``)."""
+        return f"--deployment={shlex.quote(self.deployment)}" if "~" in self.deployment else ""
+
+    @property
+    def typed(self) -> str:
+        """The name as it is typed after a command."""
+        return f"'{self}' {self.where}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

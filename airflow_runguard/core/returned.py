@@ -22,6 +22,19 @@ def runs_nothing(function: object) -> bool:
     return isinstance(function, FunctionType) and bool(function.__code__.co_flags & lazy)
 
 
+def called(what: str, function: object) -> None:
+    """What a call was given can be called.
+
+    :raises TypeError: it cannot. Mostly it is what the request came back with, sent before the guard knew of it: so
+        this is doubt, and no reason to send it again.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"{what} was given a {type(function).__name__} and not a function. If that is what a request came back "
+            f"with, it was sent outside the guard. Hand over the function and its arguments: {what[:-1]}, send, order)."
+        )
+
+
 def closed(value: object) -> bool:
     """Whether a value is a coroutine or a generator. It will never run (any further)."""
     if inspect.iscoroutine(value) or inspect.isgenerator(value):

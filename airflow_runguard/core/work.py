@@ -293,7 +293,8 @@ def more_pauses(order: Order) -> str:
 
 
 def _lets_go(order: Order) -> str:
-    it = f"quota open {shlex.quote(order.gate)}" if order.gate else f"resume '{order.identity}'"
+    gate = f"quota open {shlex.quote(order.gate)} {order.identity.where}" if order.gate else ""
+    it = gate.rstrip() or f"resume {order.identity.typed}"
     return f"`airflow runguard {it} --reason …`"
 
 
@@ -337,7 +338,7 @@ def refusal(claim: Claim, work: Work) -> How:
         case Verdict.BROKEN:
             return Ended(
                 f"{name} is in the ledger but cannot be read: {claim.reason}. No call was made and nothing was "
-                f"overwritten. Run `airflow runguard repair '{name}'`.",
+                f"overwritten. Run `airflow runguard repair {name.typed}`.",
                 retry=False,
                 tells="broken",
             )
@@ -374,15 +375,15 @@ def _refused(claim: Claim, order: Order) -> str:
         fields = ", ".join(claim.differing) or "their canonical form"
         return (
             f"{name} was begun with another payload; these differ: {fields}. No call was made and the record is as it "
-            f"was. If it is the same work in other words, run `airflow runguard accept-payload '{name}' --reason …` "
-            "(what is done is then given back, and nothing is sent for the new payload); if it is other work, give it "
-            "a key of its own."
+            f"was. If it is the same work in other words, run `airflow runguard accept-payload {name.typed} --reason "
+            "…` (what is done is then given back, and nothing is sent for the new payload); if it is other work, give "
+            "it a key of its own."
         )
     if claim.reason == "calls":
         return (
             f"{name} was begun when the task was cut into other calls (one body, or guard.call by name), some of which "
             "happened or may have; this code would repeat them. No call was made. Bring the calls back as they were, "
-            f"or decide about what happened: `airflow runguard explain '{name}'`."
+            f"or decide about what happened: `airflow runguard explain {name.typed}`."
         )
     if claim.reason == "pauses":
         return (
@@ -396,7 +397,8 @@ def _refused(claim: Claim, order: Order) -> str:
         )
     return (
         f"{name} failed for good: its effect may have happened, and a person said to leave it. No call was made. "
-        f"Run `airflow runguard explain '{name}'`, and `airflow runguard reopen '{name}' --reason …` to do it anew."
+        f"Run `airflow runguard explain {name.typed}`, and `airflow runguard reopen {name.typed} --reason …` to do it "
+        "anew."
     )
 
 
@@ -420,8 +422,8 @@ def in_doubt(
     }[on_doubt]
     return InDoubt(
         f"In doubt: nobody knows whether {name} happened ({why}). It is not sent again blindly. {who}: look it up at "
-        f"the vendor (`airflow runguard explain '{name}'` shows what to look for), then run `airflow runguard resolve "
-        f"'{name}' --happened [--result JSON]{call} --reason …` or "
+        f"the vendor (`airflow runguard explain {name.typed}` shows what to look for), then run `airflow runguard "
+        f"resolve {name.typed} --happened [--result JSON]{call} --reason …` or "
         f"`… --did-not-happen --as-of TIME --reason …`.{early}",
         retry=on_doubt != "ask",
         error=error,

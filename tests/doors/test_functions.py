@@ -400,6 +400,23 @@ def test_a_name_or_an_order_that_changes_between_two_renderings_is_refused(airfl
     assert (airflow.vendor.charges(), airflow.records()) == (0, [])
 
 
+def test_p03_a_call_that_is_given_an_answer_and_no_function_is_in_doubt_and_says_why(airflow, charge):
+    """What Python works out before guard.call begins is sent outside of it; a retry would send it again."""
+    with airflow.dag() as dag:
+
+        @guarded_task(**AGAIN)
+        def pay(guard) -> Any:
+            return guard.call("charge", charge("a"))
+
+        pay()
+    runs = [airflow.run(dag), airflow.run(dag)]
+    assert [run.state for run in runs] == ["failed", "failed"]
+    assert airflow.vendor.charges() == 1
+    assert airflow.record().state is State.IN_DOUBT
+    assert "was given a dict and not a function" in runs[0].log
+    assert "--deployment='test~test'" in runs[0].log  # where the commands of its log mean this record
+
+
 def test_p09_an_explicit_body_that_made_no_call_is_not_done(airflow):
     with airflow.dag() as dag:
 
@@ -412,6 +429,7 @@ def test_p09_an_explicit_body_that_made_no_call_is_not_done(airflow):
     run = airflow.run(dag)
     assert (run.state, run.tries) == ("failed", {"pay": 1})
     assert "made no guard.call" in run.log
+    assert "look at the vendor before you clear the task" in run.log
     record = airflow.record()
     assert (record.state, record.failure_class, record.effect) == (
         State.FAILED,

@@ -19,7 +19,15 @@ from airflow.providers.standard.operators.python import PythonOperator
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import DAG, BaseOperator, task
 
-from airflow_runguard import Guard, GuardedPythonOperator, PlanningError, guarded, guarded_task
+from airflow_runguard import (
+    Guard,
+    GuardContext,
+    GuardedPythonOperator,
+    PlanningError,
+    guarded,
+    guarded_batch_task,
+    guarded_task,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,6 +65,12 @@ class Async(BaseOperator):
 def pay(amount: int = 5) -> None: ...
 
 
+def misnamed(context: GuardContext, amount: int) -> None: ...
+
+
+def explicit(guard: GuardContext, amount: int = 5) -> None: ...
+
+
 ASK = Guard(on_doubt="ask")
 
 
@@ -84,6 +98,14 @@ ASK = Guard(on_doubt="ask")
         (lambda: task.guarded(pay)(), "does not say on_doubt"),
         (lambda: GuardedPythonOperator(task_id="t", python_callable=pay), "does not say on_doubt"),
         (lambda: guarded_task(on_doubt="ask", calls="body")(lambda guard: None)(), "takes `guard` to make its calls"),
+        (lambda: guarded_task(lambda amount, guard: None), r"\(amount, guard\) takes the guard where it is not filled"),
+        (lambda: guarded_task(lambda *, guard: None), "Make it the first parameter, named `guard`, and not behind"),
+        (lambda: guarded_task(misnamed), "Make it the first parameter, named `guard`"),
+        (lambda: GuardedPythonOperator(task_id="t", python_callable=misnamed), "Make it the first parameter"),
+        (lambda: guarded_task(key="k")(explicit).override(keys="k"), "an option 'keys'. Did you mean 'key'"),
+        (lambda: guarded_task(key="k")(explicit).override(on_busy="x"), "on_busy='x' is none of"),
+        (lambda: guarded_batch_task(item_key="id")(pay).override(key="k"), "A batch's guard cannot be overridden"),
+        (lambda: guarded_task(explicit).expand(amount=[1]), "A mapped @task.guarded has no key of its own"),
         (lambda: guarded_task(on_doubt="ask")(pay).expand(amount=[1]), "map_index is a position"),
         (lambda: task.guarded(on_doubt="ask")(pay).expand(amount=[1]), "map_index is a position"),
         (lambda: task.guarded(on_doubt="ask")(pay).expand_kwargs([{"amount": 1}]), "map_index is a position"),
@@ -142,6 +164,15 @@ def test_an_unknown_option_of_the_decorator_is_refused_when_the_dag_is_parsed():
 
 def test_a_deferrable_request_is_made_by_the_worker():
     operator = guarded(HttpOperator)(task_id="t", endpoint="/", deferrable=True, guard=Guard())
+    assert operator.deferrable is False
+
+
+@pytest.mark.parametrize("kind", ["BeamRunPythonPipelineOperator", "BeamRunJavaPipelineOperator"])
+def test_p03_a_pipeline_that_a_trigger_would_start_is_started_by_the_worker(kind):
+    """Airflow starts a trigger anew when a triggerer dies: a second pipeline, behind the guard's back."""
+    beam = provider_operator(f"airflow.providers.apache.beam.operators.beam.{kind}")
+    beam.deferrable = True
+    operator = guarded(beam)(task_id="t", guard=ASK)
     assert operator.deferrable is False
 
 
@@ -219,6 +250,15 @@ def test_parsing_the_examples_opens_no_connection_and_gives_the_same_in_every_pr
 def test_a_misspelt_option_of_the_decorator_is_named_with_the_right_one(wrong: str, right: str) -> None:
     with pytest.raises(PlanningError, match=f"option {wrong!r}.*Did you mean {right!r}?"):
         guarded_task(**{wrong: "x"})
+
+
+def test_an_override_changes_the_options_that_it_names_and_no_others() -> None:
+    """Airflow's own has no words but the operator's."""
+    task = guarded_task(key="k", namespace="n", retries=2)(explicit)
+    operator = task.override(task_id="other", key="other", pool="p")(amount=1).operator
+    assert (operator.task_id, operator.pool, operator.retries) == ("other", "p", 2)
+    assert (operator.guard.key, operator.guard.namespace, operator.guard.calls) == ("other", "n", "explicit")
+    assert task(amount=1).operator.guard.key == "k"
 
 
 def test_an_operators_own_option_is_none_of_the_guards() -> None:
