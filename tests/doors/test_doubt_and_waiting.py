@@ -79,7 +79,7 @@ def in_doubt(airflow, charge, **options: Any) -> Any:
 
 def test_p03_in_doubt_fails_without_further_tries_and_says_what_to_type(airflow, charge):
     _, run = in_doubt(airflow, charge)
-    assert "airflow runguard resolve 'billing/invoice/7' --happened [--result JSON] --reason" in run.log
+    assert "airflow runguard resolve 'billing/invoice/7' --deployment='test~test' --happened [--result JSON]" in run.log
     assert "airflow runguard explain 'billing/invoice/7'" in run.log
 
 

@@ -73,7 +73,7 @@ def test_the_example_one_body(airflow):
     airflow.vendor.script("drop")
     run = airflow.run(dag)
     assert (run.state, run.tries) == ("failed", {"order_paper": 1})
-    assert "airflow runguard resolve 'one_body.order_paper/ld:2026-10-01T00:00:00Z' --happened" in run.log
+    assert "resolve 'one_body.order_paper/ld:2026-10-01T00:00:00Z' --deployment='test~test' --happened" in run.log
     assert airflow.vendor.charges() == 1
 
 
