@@ -11,8 +11,10 @@ from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any, ClassVar, Literal, Self, TypedDict
 
+from airflow_runguard.config import settings
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.failures import Family, Rule
+from airflow_runguard.core.record import resent_within
 from airflow_runguard.series import Previous, Series
 
 Seconds = float | timedelta
@@ -187,6 +189,18 @@ class Guard:
                 raise PlanningError(
                     f"{name}={value!r} must be positive and below 10^9 (seconds or a timedelta; a number)."
                 )
+        if self.on_doubt == "replay" and (self.key_lifetime or self.max_call_time):
+            self._check_resending()
+
+    def _check_resending(self) -> None:
+        """What ``[runguard]`` alone says is judged when the task runs, as all of it is."""
+        try:
+            options = settings()
+        except PlanningError:
+            return
+        resent_within(
+            seconds(self.key_lifetime, options.key_lifetime), seconds(self.max_call_time, options.max_call_time)
+        )
 
     def __repr__(self) -> str:
         """The same in every process: Airflow compares it to notice that a DAG changed."""

@@ -24,7 +24,7 @@ from airflow_runguard.core import reconcile as core
 from airflow_runguard.core.errors import PlanningError
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.record import Call, CallState, Effect, Identity, Record, Result
-from airflow_runguard.core.work import IN_SQL, Doubt, Reconcile, StillUnknown, said
+from airflow_runguard.core.work import IN_SQL, Doubt, Reconcile, StillUnknown, said, stored
 from airflow_runguard.options import Guard
 from airflow_runguard.ordering import hiding, is_test
 
@@ -179,16 +179,7 @@ def _in_doubt(ledger: Ledger, scope: Mapping[str, str | bool | None]) -> Iterato
 
 
 def _dump(record: Record) -> Callable[[Any], Result]:
-    def dump(value: Any) -> Result:
-        if record.store_result != "all":
-            return Result(None)
-        try:
-            return Result(codec.dump(value))
-        except Exception as error:
-            log.warning("The result that was found cannot be stored: %s", error)
-            return Result(None, f"{type(error).__name__}: {error}"[:500])
-
-    return dump
+    return lambda value: stored(codec.dump, value) if record.store_result == "all" else Result(None)
 
 
 # -- comparing ---------------------------------------------------------------------------------------------------------

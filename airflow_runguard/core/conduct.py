@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from airflow_runguard.core import keys, payloads
-from airflow_runguard.core.batch import NAMED, Batch, Holding, few
+from airflow_runguard.core.batch import Batch, Holding, few
 from airflow_runguard.core.calling import Calling
 from airflow_runguard.core.context import GuardContext
 from airflow_runguard.core.errors import NotApplied, PlanningError
@@ -67,8 +67,9 @@ class _Conductor(Holding):
     """Lines of the list, equal ones counted again."""
     _standing: dict[str, int] = field(default_factory=dict)
     """What planning found, by its word."""
-    _refused: list[str] = field(default_factory=list)
-    _conflicts: list[str] = field(default_factory=list)
+    _refused: dict[str, None] = field(default_factory=dict)
+    """Their keys, in the order of the list: one that two chunks name is one."""
+    _conflicts: dict[str, None] = field(default_factory=dict)
     _done: int = 0
 
     def conduct(self) -> None:
@@ -174,7 +175,7 @@ class _Conductor(Holding):
             if self._conflicts:
                 raise PlanningError(
                     f"The list names {len(self._conflicts)} item(s) more than once, with different payloads: "
-                    f"{few(self._conflicts)}.",
+                    f"{few([*self._conflicts])}.",
                     "Give each item a key of its own, or make equal ones equal; no call was made.",
                 )
             if not self._seen and not self.work.allow_no_call:
@@ -204,7 +205,7 @@ class _Conductor(Holding):
                 if key not in chunk:
                     chunk[key], kept[id(item)] = (digest, item), key
                 elif chunk[key][0] != digest:
-                    self._conflicts.append(key)
+                    self._conflicts[key] = None
             if not chunk:
                 return
             yield chunk
@@ -228,10 +229,9 @@ class _Conductor(Holding):
             if word == "work":
                 may.append((key, item))
             elif word == "conflict":
-                self._conflicts.append(key)
+                self._conflicts[key] = None
             elif word == "changed":
-                self._refused.append(key)
-        self._refused[NAMED + 1 :] = []
+                self._refused[key] = None
         self._spool.add(may)
         return True
 
@@ -260,7 +260,7 @@ class _Conductor(Holding):
                 failed[str(count.failure_class)] = failed.get(str(count.failure_class), 0) + count.items
         done, doubtful = by_state[CallState.DONE], by_state[CallState.IN_DOUBT] + by_state[CallState.STARTED]
         paused, pending = by_state[CallState.PAUSED], by_state[CallState.PENDING]
-        refused = self._standing.get("changed", 0)
+        refused = len(self._refused)
         identity, halt = self.claim.identity, self.halt
         complete = done == sum(by_state.values()) and not refused
         summary = {
@@ -344,8 +344,8 @@ class _Conductor(Holding):
             )
         if self._refused:
             parts.append(
-                f"Begun with another payload, so they were not called: {few(self._refused)}. Give other work another "
-                "key, or name the fields that are the order with payload=[…]. Where the change is meant, run "
+                f"Begun with another payload, so they were not called: {few([*self._refused])}. Give other work "
+                "another key, or name the fields that are the order with payload=[…]. Where the change is meant, run "
                 f"`airflow runguard accept-payload {name} --items key=ITEM --reason …`."
             )
         message, retry = " ".join(parts), self._mends(summary)

@@ -279,6 +279,21 @@ class Settlement:
     completeness: Completeness = Completeness.FULL
 
 
+def resent_within(key_lifetime: float, max_call_time: float) -> float:
+    """Seconds from the first intent under a vendor key, within which a doubt may be sent again under it. What is sent
+    may arrive ``max_call_time`` later, and then the vendor must still know the key.
+
+    :raises PlanningError: there are none.
+    """
+    if key_lifetime <= max_call_time:
+        raise PlanningError(
+            f"on_doubt='replay' could send nothing again: a request may need {max_call_time:.10g} s (max_call_time), "
+            f"and the vendor knows its key for no longer than {key_lifetime:.10g} s (key_lifetime).",
+            "Say a max_call_time below key_lifetime and above your client's timeouts, or on_doubt='ask'.",
+        )
+    return key_lifetime - max_call_time
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
     """What is to be done once, and under which rules. Times are seconds.
@@ -324,9 +339,8 @@ class Order:
 
     @property
     def resent_within(self) -> float | None:
-        """Seconds from the first intent under a vendor key, within which a doubt may be sent again under it; ``None`` =
-        not at all. What is sent may arrive ``max_call_time`` later, and then the vendor must still know the key."""
-        return self.key_lifetime - self.max_call_time if self.on_doubt == "replay" else None
+        """:func:`resent_within`; ``None`` = not at all."""
+        return resent_within(self.key_lifetime, self.max_call_time) if self.on_doubt == "replay" else None
 
     def __post_init__(self) -> None:
         for name, allowed in (
@@ -340,6 +354,8 @@ class Order:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 10**9:
                 raise PlanningError(f"{name} must be a positive number (of seconds, or of claims), not {value!r}.")
+        if self.on_doubt == "replay":
+            resent_within(self.key_lifetime, self.max_call_time)
 
 
 class Verdict(StrEnum):

@@ -31,6 +31,8 @@ REPEATED = {"40001", "40P01"}  # serialization_failure, deadlock_detected: nothi
 UNPREPARED = {"26000", "42P05", "0A000"}  # prepared statement is gone, taken or outdated: nothing happened
 NOT_READY = {"42P01", "3F000", "42883", "42703"}  # undefined table, schema, function, column
 ATTEMPTS = 20
+LONGEST = 1_000_000_000
+"""Bytes of one statement's parameters; at a few more PostgreSQL ends the connection, as often as it is sent."""
 
 
 @cache
@@ -75,8 +77,14 @@ class Seam:
     def _all(
         self, name: str, parameters: Mapping[str, Any], meanwhile: Callable[[], None] = lambda: None
     ) -> Sequence[DictRow]:
+        """:raises psycopg.DataError: its parameters are too long for one statement, which no waiting mends."""
         statement = self._statement(name)
-        return self._carried(lambda send: send(statement, parameters, meanwhile))
+        try:
+            return self._carried(lambda send: send(statement, parameters, meanwhile))
+        except LedgerUnavailable as error:
+            if _length(list(parameters.values())) > LONGEST:
+                raise psycopg.DataError(f"over {LONGEST} bytes in one statement") from error
+            raise
 
     def _carried(self, send: Callable[[Sending], T], *, whole: bool = False) -> T:
         """Send one statement, or (``whole``) several in one transaction; repeat it where that is safe and useful."""
@@ -157,3 +165,10 @@ class Seam:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) or error.sqlstate == "25006":
             return LedgerUnavailable(f"The ledger is out of reach: {said}.", sent=sent)
         return error
+
+
+def _length(value: Any) -> int:
+    """Of what a parameter carries; roughly."""
+    if isinstance(value, list):
+        return sum(map(_length, value))
+    return len(value) if isinstance(value, str | bytes) else 0

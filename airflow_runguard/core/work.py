@@ -34,6 +34,9 @@ log = logging.getLogger("airflow_runguard")
 
 IN_SQL = "runguard.sql"
 """In the intent of a call of ``guard.sql``: the Connection of its target. A call's argument cannot have this name."""
+LARGEST_RESULT = 256 * 1024 * 1024
+"""Bytes of a stored result at most. PostgreSQL takes a message of a gigabyte, and an item's result is sent as text,
+twice as long."""
 NOT_STORED: Any = object()
 """The result of something that happened and whose result is not known (any more)."""
 
@@ -451,10 +454,16 @@ def said(error: BaseException) -> str:
 
 
 def dumped(work: Work, value: Any) -> Result:
-    if work.order.store_result == "none":
-        return Result(None)
+    return Result(None) if work.order.store_result == "none" else stored(work.dump, value)
+
+
+def stored(dump: Callable[[Any], bytes], value: Any) -> Result:
+    """A result as the ledger takes it; or why it does not."""
     try:
-        return Result(work.dump(value))
+        data = dump(value)
+        if len(data) > LARGEST_RESULT:
+            raise ValueError(f"it has {len(data)} bytes, and a result may have {LARGEST_RESULT}")
     except Exception as error:
         log.warning("The result cannot be stored, so a replay will fail with ResultNotStored: %s", error)
         return Result(None, f"{type(error).__name__}: {error}"[:500])
+    return Result(data)

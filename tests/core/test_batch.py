@@ -163,6 +163,24 @@ def test_p11_an_item_begun_with_another_payload_is_refused_and_the_others_go_on(
     assert batches.states(ledger) == {"a": "done", "b": "done"}
 
 
+def test_p11_an_item_that_two_chunks_name_is_refused_once_in_what_is_said(ledger, monkeypatch):
+    monkeypatch.setattr(conduct, "CHUNK", 2)
+    pay = Counting(b=answered(422))
+    batches.run(ledger, invoices("a", "b"), pay)
+    changed = [{"id": name, "cents": 1} for name in "abcdabaa"]
+    how = batches.run(ledger, changed, pay)
+    assert isinstance(how, Ended)
+    assert {name: how.value[name] for name in ("items", "done", "failed", "refused")} == {
+        "items": 4, "done": 3, "failed": {"validation": 1}, "refused": 2,
+    }  # fmt: skip
+    assert "so they were not called: a, b." in how.message
+    twice = [{"id": name, "cents": cents} for name in "xyxz" for cents in (1, 2)]
+    assert (
+        "names 3 item(s) more than once, with different payloads: x, y, z." in batches.run(ledger, twice, pay).message
+    )
+    assert pay.calls == [*"abcd"]
+
+
 def test_p11_a_person_accepts_another_payload_what_is_done_answers_to_it_and_the_rest_is_called_with_it(
     ledger, sql, monkeypatch
 ):

@@ -82,11 +82,8 @@ def test_p03_replay_is_allowed_only_while_the_vendor_remembers_the_key_pauses_in
     assert_in_doubt(attempt(ledger_url, what(), pay(vendor_control.url, "c")), ledger, what())
     assert len(vendor_control.requests()) == 2
 
-    for too_late in (
-        what(key_lifetime=1e-6),  # counted from the first intent under this key
-        what(key_lifetime=600.0, max_call_time=600.0),  # it may arrive so long after its intent
-    ):
-        assert_in_doubt(attempt(ledger_url, too_late, pay(vendor_control.url, "c")), ledger, too_late)
+    too_late = what(key_lifetime=600.000001, max_call_time=600.0)  # from the first intent until it arrives
+    assert_in_doubt(attempt(ledger_url, too_late, pay(vendor_control.url, "c")), ledger, too_late)
     assert len(vendor_control.requests()) == 2, "asked, not sent"
     assert isinstance(attempt(ledger_url, what(), pay(vendor_control.url, "c")), guard.Done)
     assert vendor_control.charges() == 1

@@ -19,7 +19,7 @@ import pytest
 import requests
 import urllib3
 
-from airflow_runguard.core import guard
+from airflow_runguard.core import guard, work
 from airflow_runguard.core.errors import ResultIsError
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
@@ -322,3 +322,32 @@ def test_p08_the_key_of_a_body_is_refused_to_a_body_of_calls(ledger: Ledger) -> 
     assert isinstance(how, guard.Ended)
     assert "vendor_key_as" in str(how)
     assert sent == []
+
+
+@pytest.mark.parametrize("calls", ["body", "explicit"])
+def test_p02_a_result_that_is_too_long_to_store_is_missing_and_its_effect_is_booked(
+    calls: str, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "LARGEST_RESULT", 1_000)
+    made = []
+
+    def run(length: int) -> guard.How:
+        def pay() -> str:
+            made.append(length)
+            return "x" * (length - 2)  # and its quotes
+
+        def body(context: guard.GuardContext) -> str:
+            return context.call("pay", pay) if calls == "explicit" else pay()
+
+        what = engine.order(str(length), calls=calls)
+        return guard.run(ledger, Leases(None, ledger.installation), engine.work(what, body))
+
+    for length in (1_000, 1_001):
+        assert run(length) == guard.Done("x" * (length - 2), replayed=False)
+    assert run(1_000) == guard.Done("x" * 998, replayed=True)
+    again = run(1_001)
+    assert isinstance(again, guard.Ended)
+    assert "is done, but its result was not stored (ValueError: it has 1001 bytes, and a result may have 1000)" in str(
+        again.error
+    )
+    assert made == [1_000, 1_001]

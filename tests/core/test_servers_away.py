@@ -16,7 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_runguard.core import guard
+from airflow_runguard.core import guard, seam
+from airflow_runguard.core.errors import LedgerUnavailable
 from airflow_runguard.core.leases import Leases
 from airflow_runguard.core.ledger import Ledger
 from airflow_runguard.core.migrations import upgrade
@@ -229,6 +230,22 @@ def test_r38_without_a_ledger_nothing_is_called_and_the_task_waits() -> None:
     assert (how.busy, made) == (False, 0)
     assert "out of reach" in how.reason
     assert "No call was made" in how.reason
+
+
+def test_p04_what_is_too_long_for_one_message_is_the_datas_fault_and_not_the_ledgers(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL then ends the connection, and would each time; of results that go together each is booked alone."""
+    held = enter(ledger, engine.order("k", calls="explicit"))
+    held.intent("pay")
+    monkeypatch.setattr(seam, "LONGEST", 1_000)
+    assert held.outcome("pay", data=b"x" * 2_000).verdict == "ok", "nobody counts where it goes well"
+    ledger.close()
+    ledger._connect = lambda: psycopg.connect(f"postgresql://postgres@127.0.0.1:{free_port()}/ledger")
+    with pytest.raises(LedgerUnavailable):
+        held.outcome("pay", data=b"x" * 500)
+    with pytest.raises(psycopg.DataError, match="over 1000 bytes"):
+        held.outcome("pay", data=b"x" * 2_000)
 
 
 def test_p04_a_ledger_that_restarts_during_the_call_books_its_outcome(server: Postgres, own: Ledger) -> None:

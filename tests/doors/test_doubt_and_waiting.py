@@ -52,6 +52,15 @@ def paying(airflow, charge, **options: Any) -> Any:
     return dag
 
 
+def test_p03_replay_that_the_options_of_all_forbid_is_refused_before_any_call(airflow, charge, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__KEY_LIFETIME", "600")
+    run = airflow.run(paying(airflow, charge, on_doubt="replay"))
+    assert run.state == "failed"
+    assert "on_doubt='replay' could send nothing again" in run.log
+    assert airflow.vendor.charges() == 0
+    assert airflow.records() == []
+
+
 @contextmanager
 def another_holder(airflow, amount: int = 500):
     """Somebody else works on the same invoice: a real claim in the same ledger, left as not begun."""

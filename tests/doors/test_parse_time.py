@@ -157,6 +157,25 @@ def test_a_wrong_option_or_value_is_refused_by_its_name(options, said):
         Guard(**options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"key_lifetime": 300, "max_call_time": timedelta(minutes=5)},
+        {"key_lifetime": 600},  # [runguard] max_call_time is 600
+        {"max_call_time": timedelta(days=1)},  # [runguard] key_lifetime is 86400
+    ],
+)
+def test_p03_replay_that_could_never_send_again_is_refused_when_the_dag_is_parsed(options):
+    with pytest.raises(PlanningError, match=r"could send nothing again.* max_call_time below key_lifetime"):
+        Guard(on_doubt="replay", **options)
+    assert Guard(on_doubt="ask", **options).on_doubt == "ask", "nothing depends on it"
+
+
+def test_an_option_of_runguard_that_cannot_be_read_is_said_by_the_task_and_not_by_the_parsing(monkeypatch):
+    monkeypatch.setenv("AIRFLOW__RUNGUARD__LEASE_TTL", "soon")
+    assert Guard(on_doubt="replay", key_lifetime=600).key_lifetime == 600
+
+
 def test_an_unknown_option_of_the_decorator_is_refused_when_the_dag_is_parsed():
     with pytest.raises(TypeError, match="colour"):
         guarded_task(on_doubt="ask", colour="red")(pay)()
