@@ -124,7 +124,7 @@ def test_p03_r32_one_vendor_key_over_timeout_500_crash_and_pause_until_success(
     assert isinstance(attempt(ledger_url, what, timed_out), guard.Ended)
     vendor_control.script("status", status=500)
     assert isinstance(attempt(ledger_url, what, body), guard.Ended)
-    die_all([accident], ledger_url, vendor_control.url)
+    die_all([accident], ledger_url, vendor_control.url, {})
     vendor_control.script("status", status=429)
     how = until(functools.partial(attempt, ledger_url, what, body), lambda how: not isinstance(how, guard.Waiting))
     assert isinstance(how, guard.Ended), "the pause came while the outcome was unknown"
